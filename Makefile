@@ -1,0 +1,43 @@
+# `make demo` runs the main job, `make test` passes the tests; each does its own set-up, once.
+PYTHON ?= python3
+# A CUDA build works as well; the tested one is the CPU build.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+NATIVE := CMakeLists.txt $(wildcard native/*/*.cpp native/*/*.h native/*/*.inl native/include/hyper_mpmd/*.h)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: setup demo test test-slow native-test lint format bench clean
+
+setup: .venv/built
+
+.venv/dependencies: requirements.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) install --quiet $(TORCH)
+	$(PIP) install --quiet -r requirements.txt
+	touch $@
+
+.venv/built: .venv/dependencies pyproject.toml $(NATIVE)
+	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(filter-out CMakeLists.txt,$(NATIVE))
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(filter-out CMakeLists.txt,$(NATIVE))
+
+clean:
+	rm -rf build dist .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

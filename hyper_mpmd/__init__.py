@@ -1,0 +1,32 @@
+"""hyper_mpmd: task graphs of cube, vector and one-sided communication work; scheduled, checked, executed and drawn.
+
+The public names are imported on first use, so that `import hyper_mpmd` costs next to nothing and scheduling-only use
+never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# public name -> module that holds it
+_HOMES: dict[str, str] = {
+    "HyperMpmdError": "hyper_mpmd.errors",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'hyper_mpmd' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
