@@ -13,13 +13,22 @@ __version__ = "0.1.0"
 
 # public name -> module that holds it
 _HOMES: dict[str, str] = {
+    "TaskGraph": "hyper_mpmd.tasks",
+    "compile": "hyper_mpmd.scheduler.compile",
+    "Plan": "hyper_mpmd.scheduler.plan",
+    "World": "hyper_mpmd.scheduler.world",
+    "Device": "hyper_mpmd.scheduler.device",
     "HyperMpmdError": "hyper_mpmd.errors",
 }
+# subpackages that users reach as attributes: hm.ops.GroupedMatmul
+_PACKAGES = ("ops", "errors", "testing")
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"hyper_mpmd.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'hyper_mpmd' has no attribute {name!r}")
@@ -29,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_PACKAGES})

@@ -5,3 +5,108 @@ from __future__ import annotations
 
 class HyperMpmdError(Exception):
     """The base of every error that hyper_mpmd raises on purpose."""
+
+
+# What a graph can get wrong, refused where it is written.
+
+
+class ShapeError(HyperMpmdError, ValueError):
+    """Shapes that do not meet, or a tensor of another shape than the graph declares."""
+
+
+class DTypeError(HyperMpmdError, TypeError):
+    """A dtype that the graph, the op or the engine does not take."""
+
+
+class RowSpaceError(HyperMpmdError, ValueError):
+    """A row space used where another belongs, or one that belongs to another graph."""
+
+
+class UnknownTensorError(HyperMpmdError, ValueError):
+    """A tensor used before it exists, or one of another graph."""
+
+
+class OverwrittenTensorError(HyperMpmdError, ValueError):
+    """A tensor used after an in-place op has overwritten it, or one that may not be overwritten."""
+
+
+class CycleError(HyperMpmdError, ValueError):
+    """Tasks that wait for one another in a circle."""
+
+
+class NameTakenError(HyperMpmdError, ValueError):
+    """A name used twice in one graph, or an op name that two classes claim."""
+
+
+class CoreKindError(HyperMpmdError, TypeError):
+    """An op added as work of another core kind than its own: a cube op added as vector, say."""
+
+
+class OpRuleError(HyperMpmdError, ValueError):
+    """An op whose declaration (tile rule, shapes, kernel) is not legal."""
+
+
+class GraphFormatError(HyperMpmdError, ValueError):
+    """A graph file that is not one."""
+
+
+# What `compile` refuses.
+
+
+class LoadsError(HyperMpmdError, ValueError):
+    """Loads that are missing, negative, of the wrong length, or that contradict one another."""
+
+
+class UnknownDeviceError(HyperMpmdError, ValueError):
+    """A device name that nobody has described."""
+
+
+class UnknownPolicyError(HyperMpmdError, ValueError):
+    """A policy name that does not exist."""
+
+
+class TileSizeError(HyperMpmdError, ValueError):
+    """Tile sizes that the user gave and the op cannot take."""
+
+
+class WorldSizeError(HyperMpmdError, ValueError):
+    """A number of ranks, or a rank, that does not fit the graph or the counts."""
+
+
+class PlanLimitError(HyperMpmdError, ValueError):
+    """A plan larger than its record fields can index."""
+
+
+class PlanFormatError(HyperMpmdError, ValueError):
+    """A plan file that is not one, is damaged, or has another version."""
+
+
+# What `run` refuses or reports.
+
+
+class MissingTensorError(HyperMpmdError, TypeError):
+    """An input that `run` was not given, or one that the graph does not have."""
+
+
+class DeviceMismatchError(HyperMpmdError, ValueError):
+    """A tensor that lives on another device than the plan runs on."""
+
+
+class StrideError(HyperMpmdError, ValueError):
+    """A tensor that is not contiguous where the engine reads it in place."""
+
+
+class EngineError(HyperMpmdError, RuntimeError):
+    """The engine cannot take this launch: closed, missing, or in a state it names."""
+
+
+class NestedRunError(EngineError):
+    """`run` called from inside a kernel: the workers that it would need are busy running that kernel."""
+
+
+class TaskFailedError(HyperMpmdError, RuntimeError):
+    """A task's kernel failed; the message names rank, task and reason, and __cause__ holds a Python kernel's error."""
+
+
+class LaunchTimeout(HyperMpmdError, TimeoutError, RuntimeError):
+    """A launch passed its deadline; the message names rank, core, task, event, have and need."""

@@ -1,0 +1,13 @@
+"""The built-in ops, one file each. A user's own op is a subclass of `Op` in a file of theirs."""
+
+from hyper_mpmd.ops.combine import Combine
+from hyper_mpmd.ops.dispatch import Dispatch
+from hyper_mpmd.ops.grouped_matmul import GroupedMatmul
+from hyper_mpmd.ops.matmul import Matmul
+from hyper_mpmd.ops.permute import Permute
+from hyper_mpmd.ops.put import Put
+from hyper_mpmd.ops.swiglu import SwiGLU
+from hyper_mpmd.ops.unpermute import Unpermute
+from hyper_mpmd.tasks.op import Op
+
+__all__ = ["Combine", "Dispatch", "GroupedMatmul", "Matmul", "Op", "Permute", "Put", "SwiGLU", "Unpermute"]

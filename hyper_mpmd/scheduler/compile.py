@@ -1,0 +1,114 @@
+"""`compile`: from a graph and this step's loads to a plan, or to a world of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyper_mpmd.errors import TileSizeError, UnknownPolicyError, WorldSizeError
+from hyper_mpmd.scheduler.backend import Backend, get_backend
+from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, Descriptor, describe
+from hyper_mpmd.scheduler.device import Device, get_device
+from hyper_mpmd.scheduler.loads import Loads, check_loads
+from hyper_mpmd.scheduler.plan import Plan, PlanHeader
+from hyper_mpmd.scheduler.records import MAX_INDEX, MAX_RANKS
+from hyper_mpmd.scheduler.world import World
+from hyper_mpmd.tasks.graph import TaskGraph
+
+POLICIES = ("O0", "O1")
+
+
+def compile(  # the word users expect, always written hm.compile
+    graph: TaskGraph,
+    loads: Mapping[str, Any] | Any | None = None,
+    *,
+    device: str | Device = "cpu",
+    policy: str = "O1",
+    world: int | None = None,
+    rank: int | None = None,
+    tiles: Mapping[str, tuple[int, int]] | None = None,
+    backend: Literal["native", "python"] | None = None,
+) -> Any:
+    """Plan a graph for the rows that this step has.
+
+    loads: see `check_loads`: {row space: counts [ranks, groups]}, shorter where there is one of a thing.
+    device: a name or a Device. policy: "O0" (an op at a time, dispatched by the host) or "O1" (sunk into the cores).
+    world: the number of ranks; gives a World, or with `rank` that rank's Plan. A graph for one rank gives a Plan.
+    tiles: {task: (rows, columns)} instead of the sizes that the cost model would choose.
+    backend: "native", or "python" (slow, needs no compiler); by default native where it is installed.
+
+    Errors: LoadsError, UnknownDeviceError, UnknownPolicyError, WorldSizeError, TileSizeError, PlanLimitError.
+    """
+    if policy not in POLICIES:
+        raise UnknownPolicyError(f"no policy is called {policy!r}; known: {', '.join(POLICIES)}")
+    ranks = _check_world(graph, world, rank)
+    target = get_device(device)
+    counts = check_loads(graph, loads)
+    descriptor = describe(graph)
+    given = _check_tiles(descriptor, tiles or {})
+    planner = get_backend(backend)
+    wanted = range(ranks) if rank is None else [rank]
+    plans = [_plan(graph, descriptor, counts, target, policy, member, given, planner) for member in wanted]
+    if rank is None and (ranks > 1 or world is not None):
+        return World(plans)
+    return plans[0]
+
+
+def _plan(
+    graph: TaskGraph,
+    descriptor: Descriptor,
+    counts: Loads,
+    device: Device,
+    policy: str,
+    rank: int,
+    given: dict[int, tuple[int, int]],
+    planner: Backend,
+) -> Plan:
+    by_space: dict[int, NDArray[np.int64]] = {descriptor.space_names.index(name): n for name, n in counts.items()}
+    sections, tiles = planner.plan(descriptor, by_space, device, policy, rank, given)
+    header = PlanHeader(
+        graph=graph.to_json(),
+        loads={name: n.tolist() for name, n in counts.items()},
+        device=device,
+        policy=policy,
+        rank=rank,
+        ranks=graph.ranks,
+        tiles={name: (int(rows), int(cols)) for name, (rows, cols) in zip(descriptor.op_names, tiles, strict=True)},
+    )
+    return Plan(header, sections)
+
+
+def _check_world(graph: TaskGraph, world: int | None, rank: int | None) -> int:
+    ranks = graph.ranks if world is None else world
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= MAX_RANKS:
+        raise WorldSizeError(f"world is {world!r}; it must be an int from 1 to {MAX_RANKS}")
+    if ranks != graph.ranks:
+        raise WorldSizeError(
+            f"graph {graph.name!r} is written for {graph.ranks} rank(s), world is {world}; write TaskGraph(..., "
+            f"ranks={world})"
+        )
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < ranks):
+        raise WorldSizeError(f"rank is {rank!r}; a world of {ranks} has ranks 0 to {ranks - 1}")
+    return ranks
+
+
+def _check_tiles(descriptor: Descriptor, tiles: Mapping[str, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    given = {}
+    for name, size in tiles.items():
+        if name not in descriptor.op_names:
+            raise TileSizeError(f"tiles for {name!r}, but the tasks are {', '.join(descriptor.op_names)}")
+        whole = isinstance(size, (tuple, list)) and len(size) == 2
+        if not whole or any(isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MAX_INDEX for n in size):
+            raise TileSizeError(f"tiles of {name!r} are {size!r}; they must be (rows, columns), ints of at least 1")
+        index = descriptor.op_names.index(name)
+        rows, cols = size
+        op = descriptor.ops[index]
+        if not op[OP_COLUMNS.index("cut_rows")]:
+            rows = MAX_INDEX
+        if not op[OP_COLUMNS.index("cut_cols")]:
+            cols = MAX_INDEX
+        given[index] = (rows, cols)
+    return given

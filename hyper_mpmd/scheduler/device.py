@@ -1,0 +1,150 @@
+"""Devices: how many cores of which kind, and the figures that the cost model takes.
+
+All rates are whole numbers per microsecond and all times whole nanoseconds, so that costs are exact integers: the native
+code and the Python twin, and every rank of a world, come to the same plan.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hyper_mpmd.errors import UnknownDeviceError
+
+
+class Device(BaseModel):
+    """One device (a CPU, or one NPU die) as the scheduler sees it. Rates are what to expect, not peaks.
+
+    unified: every core is both AIC and AIV (a CPU); then aic == aiv counts the same cores.
+    cube_flops_per_us, vector_flops_per_us: float32 and bfloat16 operations of one core in a microsecond.
+    cube_ramp: rows and columns that a matrix-product tile pays for on top of its own (packing, pipeline fill).
+    bytes_per_us: what one core of each kind reads and writes in a microsecond (caches included).
+    memory_bytes_per_us: of the main memory, all cores together: for the bound.
+    link_bytes_per_us: what one core puts to another rank in a microsecond; link_total_bytes_per_us: all cores together.
+    task_ns: overhead of a task; event_ns: from a signal to the waiter's start; remote_ns: the same between ranks;
+    launch_ns: the host's time to launch an op (O0).
+    row_tiles, col_tiles: the tile sizes to choose among.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    aic: int = Field(gt=0)
+    aiv: int = Field(gt=0)
+    unified: bool = False
+    cube_flops_per_us: tuple[int, int]
+    vector_flops_per_us: tuple[int, int]
+    cube_ramp: tuple[int, int]
+    cube_bytes_per_us: int = Field(gt=0)
+    vector_bytes_per_us: int = Field(gt=0)
+    memory_bytes_per_us: int = Field(gt=0)
+    link_bytes_per_us: int = Field(gt=0)
+    link_total_bytes_per_us: int = Field(gt=0)
+    task_ns: int = Field(ge=1)
+    event_ns: int = Field(ge=0)
+    remote_ns: int = Field(ge=0)
+    launch_ns: int = Field(ge=0)
+    row_tiles: tuple[int, ...] = Field(min_length=1)
+    col_tiles: tuple[int, ...] = Field(min_length=1)
+
+
+def usable_cores() -> int:
+    """Processors that this process may use: its affinity, cut down by a cgroup CPU quota."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(affinity, _quota_cores() or affinity))
+
+
+def _quota_cores() -> int | None:
+    """The cgroup quota in whole processors (rounded up), or None where there is none."""
+    for quota_file, period_file in (
+        ("/sys/fs/cgroup/cpu.max", None),
+        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    ):
+        try:
+            words = Path(quota_file).read_text().split()
+            quota, period = (words[0], words[1]) if period_file is None else (words[0], Path(period_file).read_text())
+            if quota not in ("max", "-1"):
+                return max(1, -(-int(quota) // int(period)))
+        except (OSError, ValueError, IndexError, ZeroDivisionError):
+            continue
+    return None
+
+
+def _cpu() -> Device:
+    cores = usable_cores()
+    return Device(
+        name="cpu",
+        aic=cores,
+        aiv=cores,
+        unified=True,
+        # One core of a current server x86 with AVX2 or AVX-512; `make bench` prints what this machine reaches.
+        cube_flops_per_us=(90_000, 80_000),
+        vector_flops_per_us=(12_000, 10_000),
+        cube_ramp=(8, 32),
+        cube_bytes_per_us=15_000,
+        vector_bytes_per_us=10_000,
+        memory_bytes_per_us=20_000,
+        link_bytes_per_us=8_000,  # a memory copy
+        link_total_bytes_per_us=8_000 * cores,
+        task_ns=1_000,
+        event_ns=100,
+        remote_ns=200,
+        launch_ns=20_000,
+        row_tiles=(256, 128, 64, 32, 16),
+        col_tiles=(2048, 1024, 512, 256, 128, 64),
+    )
+
+
+def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
+    # 24 AIC and 48 AIV visible to kernels, 1.85 GHz: CANN platform files.
+    # Cube 8192 fp16 FLOP a clock a core (CANN best practice), at the 0.75 of peak to expect of matrix products
+    # (arXiv 2506.12708, 2605.23764); float32 on the cube at half of that [derived].
+    # Vector 22 TFLOP/s fp16 over 48 cores, fp32 half (Ascend/msmodeling).
+    # L2 4.9 TB/s read (CANN platform files, derived), HBM 1.6 TB/s at 0.6 (msmodeling).
+    # Links at 0.7 of 196 GB/s a die (arXiv 2506.12708); task switch 0.1 us, static queue (arXiv 2605.23764); an event
+    # through global memory about 1 us (simpler mmio notes); an op from a C++ host 5 to 10 us (msmodeling).
+    return Device(
+        name=name,
+        aic=24,
+        aiv=48,
+        cube_flops_per_us=(5_683_200, 11_366_400),
+        vector_flops_per_us=(229_166, 458_333),
+        cube_ramp=(8, 8),  # assumed: half an L0 fractal row and column of pipeline fill
+        cube_bytes_per_us=204_166,
+        vector_bytes_per_us=102_083,
+        memory_bytes_per_us=960_000,
+        link_bytes_per_us=link,
+        link_total_bytes_per_us=137_200,
+        task_ns=100,
+        event_ns=1_000,
+        remote_ns=remote_ns,
+        launch_ns=8_000,
+        row_tiles=(256, 128, 64, 32),
+        col_tiles=(1024, 512, 256, 128),
+    )
+
+
+_DEVICES = {
+    "cpu": _cpu,
+    # To one peer about 28 GB/s on A2 (arXiv 2506.12708, msmodeling), 0.5 us away.
+    "ascend-a2": lambda: _ascend("ascend-a2", link=19_600, remote_ns=500),
+    # 392 / 2 GB/s a die; one hop 0.93 us (UBEP, arXiv 2607.06202).
+    "ascend-a3": lambda: _ascend("ascend-a3", link=137_200, remote_ns=930),
+}
+
+
+def get_device(device: str | Device) -> Device:
+    """A device by name, or the given one."""
+    if isinstance(device, Device):
+        return device
+    try:
+        return _DEVICES[device]()
+    except (KeyError, TypeError):
+        raise UnknownDeviceError(f"no device is called {device!r}; known: {', '.join(_DEVICES)}") from None
+
+
+def device_names() -> tuple[str, ...]:
+    """The names that `get_device` knows."""
+    return tuple(_DEVICES)

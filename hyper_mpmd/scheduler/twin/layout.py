@@ -1,0 +1,132 @@
+"""Where the rows of each row space lie on each rank, and which rows travel where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, OPERAND_COLUMNS, SPACE_COLUMNS, TENSOR_COLUMNS, Descriptor
+from hyper_mpmd.scheduler.records import ROUTES
+
+SCATTER, RETURN, ALL, SHIFT = (ROUTES[name] for name in ("scatter", "return", "all", "shift"))
+
+
+class Row:
+    """One row of a descriptor table with its columns as attributes."""
+
+    def __init__(self, columns: tuple[str, ...], values: list[int]) -> None:
+        self.__dict__.update(zip(columns, values, strict=True))
+
+    def __getattr__(self, name: str) -> int:  # for type checkers: every column is an int
+        raise AttributeError(name)
+
+
+def rows_of(table: NDArray[np.int64], columns: tuple[str, ...]) -> list[Row]:
+    return [Row(columns, values) for values in table.tolist()]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A descriptor, read row by row."""
+
+    ranks: int
+    spaces: list[Row]
+    tensors: list[Row]
+    ops: list[Row]
+    operands: list[Row]
+
+    @classmethod
+    def of(cls, descriptor: Descriptor) -> Tables:
+        return cls(
+            descriptor.ranks,
+            rows_of(descriptor.spaces, SPACE_COLUMNS),
+            rows_of(descriptor.tensors, TENSOR_COLUMNS),
+            rows_of(descriptor.ops, OP_COLUMNS),
+            rows_of(descriptor.operands, OPERAND_COLUMNS),
+        )
+
+    def boxes(self, op: Row) -> list[Row]:
+        return self.operands[op.operand_begin : op.operand_begin + op.boxes]
+
+
+class Segment(NamedTuple):
+    """Consecutive rows that travel together: from the sender's rows to the receiver's, within one received group."""
+
+    source_row: int
+    target_row: int
+    rows: int
+    target_group: int
+
+
+class Layout:
+    """Group sizes and offsets of every row space on every rank."""
+
+    def __init__(self, tables: Tables, loads: Mapping[int, NDArray[np.int64]]) -> None:
+        self.tables = tables
+        ranks = range(tables.ranks)
+        # sizes[space][rank][group]; a derived space comes after its parent
+        self.sizes: list[list[list[int]]] = []
+        for index, space in enumerate(tables.spaces):
+            if space.route == 0:
+                self.sizes.append([[int(n) for n in loads[index][rank]] for rank in ranks])
+            else:
+                self.sizes.append([self._derived(space, rank) for rank in ranks])
+        self.offsets = [[[0, *accumulate(groups)] for groups in per_rank] for per_rank in self.sizes]
+
+    def _derived(self, space: Row, rank: int) -> list[int]:
+        parent, world = self.sizes[space.parent], self.tables.ranks
+        if space.route == SCATTER:
+            first = rank * space.groups
+            return [sum(parent[source][first + group] for source in range(world)) for group in range(space.groups)]
+        if space.route == ALL:
+            return [size for source in range(world) for size in parent[source]]
+        return list(parent[(rank - space.shift) % world])
+
+    def total(self, space: int, rank: int) -> int:
+        return self.offsets[space][rank][-1]
+
+    def _arrival(self, space: int, rank: int, group: int, source: int) -> int:
+        """The first row, in a scattered space on `rank`, of the rows of local `group` that came from `source`."""
+        row = self.tables.spaces[space]
+        parent = self.sizes[row.parent]
+        earlier = sum(parent[other][rank * row.groups + group] for other in range(source))
+        return self.offsets[space][rank][group] + earlier
+
+    def segments(self, op: Row, source: int, target: int) -> Iterator[Segment]:
+        """What `source` puts to `target` in this op, in order of the received group; empty segments left out."""
+        for segment in self._segments(op, source, target):
+            if segment.rows:
+                yield segment
+
+    def _segments(self, op: Row, source: int, target: int) -> Iterator[Segment]:
+        sent, received = (self.tables.tensors[box.tensor].space for box in self.tables.boxes(op))
+        spaces = self.tables.spaces
+        if op.route == SCATTER:
+            owned = spaces[received].groups
+            for group in range(owned):
+                expert = target * owned + group
+                rows = self.sizes[sent][source][expert]
+                landing = self._arrival(received, target, group, source)
+                yield Segment(self.offsets[sent][source][expert], landing, rows, group)
+        elif op.route == RETURN:
+            owned = spaces[sent].groups
+            for group in range(owned):
+                expert = source * owned + group
+                rows = self.sizes[received][target][expert]
+                leaving = self._arrival(sent, source, group, target)
+                yield Segment(leaving, self.offsets[received][target][expert], rows, expert)
+        elif op.route == ALL:
+            groups = spaces[sent].groups
+            for group in range(groups):
+                landing = source * groups + group
+                rows = self.sizes[sent][source][group]
+                yield Segment(self.offsets[sent][source][group], self.offsets[received][target][landing], rows, landing)
+        elif target == (source + op.shift) % self.tables.ranks:
+            for group in range(spaces[sent].groups):
+                start = self.offsets[sent][source][group]
+                yield Segment(start, start, self.sizes[sent][source][group], group)

@@ -1,0 +1,327 @@
+"""Policies O0 and O1, the obvious way: which core runs which tile, in which order.
+
+O1 is list scheduling in time order. A task's priority is the longest path from it to the end. Whenever a core is free,
+it takes the ready task of highest priority (the earlier one of equals); hop levels go one after another, so that no queue
+goes down in hop level. O0 gives each op a launch of its own.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hyper_mpmd.scheduler import records as R
+from hyper_mpmd.scheduler.device import Device
+from hyper_mpmd.scheduler.program import TileProgram
+
+
+@dataclass
+class Placement:
+    """Where and when each task runs (by its number in the program), and the launches."""
+
+    core: list[tuple[int, int]]  # (pool, core within the pool)
+    start: list[int]
+    end: list[int]
+    order: list[list[list[int]]]  # [pool][core] -> tasks in queue order
+    launch: list[int] = field(default_factory=list)
+    launches: list[tuple[int, int, list[int], int, int]] = field(default_factory=list)  # op, tasks, deps, start, end
+
+
+class Flow:
+    """The program's events as plain lists: who signals what, who waits for what."""
+
+    def __init__(self, program: TileProgram) -> None:
+        tasks = program.tasks
+        self.count = len(tasks)
+        self.costs = [int(cost) for cost in program.costs]
+        self.op = [int(op) for op in tasks["op"]]
+        self.hop = [int(hop) for hop in program.ops["hop"]]
+        self.local_events = program.local_events
+        self.thresholds = [int(n) for n in program.events["threshold"]]
+        self.waits = [
+            [(int(w["event"]), int(w["threshold"])) for w in program.waits[t["wait_begin"] :][: t["wait_count"]]]
+            for t in tasks
+        ]
+        self.signals = [
+            [
+                int(s["event"])
+                for s in program.signals[t["signal_begin"] :][: t["signal_count"]]
+                if s["rank"] == program.rank and int(s["event"]) < program.local_events
+            ]
+            for t in tasks
+        ]
+        self.remote = [
+            any(int(s["rank"]) != program.rank for s in program.signals[t["signal_begin"] :][: t["signal_count"]])
+            for t in tasks
+        ]
+        self.waiters: list[list[int]] = [[] for _ in program.events]
+        for task, waits in enumerate(self.waits):
+            for event, _ in waits:
+                self.waiters[event].append(task)
+
+
+def priorities(program: TileProgram, flow: Flow, device: Device) -> list[int]:
+    """Nanoseconds of the longest path from the start of each task to the end of the program.
+
+    All puts of one op share the largest, so that their rank-aware order decides among them.
+    """
+    priority = [0] * flow.count
+    event_tail = [0] * len(flow.waiters)
+    first = flow.count
+    while first:
+        last, op = first, flow.op[first - 1]
+        while first and flow.op[first - 1] == op:
+            first -= 1
+        for task in range(last - 1, first - 1, -1):
+            tails = [device.event_ns + event_tail[event] for event in flow.signals[task]]
+            if flow.remote[task]:
+                tails.append(device.remote_ns)
+            priority[task] = flow.costs[task] + max(tails, default=0)
+        if program.ops["route"][op]:
+            priority[first:last] = [max(priority[first:last])] * (last - first)
+        for task in range(first, last):
+            for event, _ in flow.waits[task]:
+                event_tail[event] = max(event_tail[event], priority[task])
+    return priority
+
+
+def pools(device: Device) -> list[tuple[int, int]]:
+    """(core kind, cores) of each pool of interchangeable cores."""
+    if device.unified:
+        return [(R.BOTH, device.aic)]
+    return [(R.AIC, device.aic), (R.AIV, device.aiv)]
+
+
+def pool_of(program: TileProgram, device: Device, op: int) -> int:
+    return 0 if device.unified else int(program.ops["kind"][op])
+
+
+class Arrivals:
+    """When puts of other ranks may be expected: as far along as this rank is with its own puts of the same op."""
+
+    def __init__(self, program: TileProgram, device: Device) -> None:
+        self.program, self.device = program, device
+        self.ends: dict[int, list[int]] = {}
+
+    def finish(self, op: int, ends: Iterable[int]) -> None:
+        """Take the ends of this rank's own puts of an op, in order of their numbers."""
+        so_far, latest = [], 0
+        for end in ends:
+            latest = max(latest, end)
+            so_far.append(latest)
+        self.ends[op] = so_far
+
+    def time(self, event: int) -> int:
+        record = self.program.events[event]
+        if record["op"] == R.NONE:
+            return 0  # a credit is due from the launch before
+        mine = self.ends.get(int(record["op"]), [])
+        place = min(int(record["order"]), len(mine) - 1)
+        return (mine[place] if mine else 0) + self.device.remote_ns
+
+
+def schedule_o1(program: TileProgram, device: Device) -> Placement:
+    flow = Flow(program)
+    priority = priorities(program, flow, device)
+    arrivals = Arrivals(program, device)
+    cores = pools(device)
+    place = Placement(
+        [(0, 0)] * flow.count, [0] * flow.count, [0] * flow.count, [[[] for _ in range(n)] for _, n in cores]
+    )
+    free = [[(0, core) for core in range(n)] for _, n in cores]  # heaps
+    left = list(flow.thresholds)
+    ready_at = [0] * flow.count
+    unmet = [0] * flow.count
+    for level in sorted(set(flow.hop)):
+        members = [task for task in range(flow.count) if flow.hop[flow.op[task]] == level]
+        pending: list[list[tuple[int, int, int]]] = [[] for _ in cores]  # (ready at, -priority, task)
+        ready: list[list[tuple[int, int]]] = [[] for _ in cores]  # (-priority, task)
+        for task in members:
+            for event, _ in flow.waits[task]:
+                if event >= flow.local_events:
+                    ready_at[task] = max(ready_at[task], arrivals.time(event))
+                elif left[event] > 0:
+                    unmet[task] += 1
+            if not unmet[task]:
+                heapq.heappush(
+                    pending[pool_of(program, device, flow.op[task])], (ready_at[task], -priority[task], task)
+                )
+        while any(pending) or any(ready):
+            now, pool = min(
+                (free[p][0][0] if ready[p] else max(free[p][0][0], pending[p][0][0]), p)
+                for p in range(len(cores))
+                if pending[p] or ready[p]
+            )
+            while pending[pool] and pending[pool][0][0] <= now:
+                _, urgency, task = heapq.heappop(pending[pool])
+                heapq.heappush(ready[pool], (urgency, task))
+            _, task = heapq.heappop(ready[pool])
+            _, core = heapq.heappop(free[pool])
+            end = now + flow.costs[task]
+            place.core[task], place.start[task], place.end[task] = (pool, core), now, end
+            place.order[pool][core].append(task)
+            heapq.heappush(free[pool], (end, core))
+            for event in flow.signals[task]:
+                left[event] -= 1
+                for waiter in flow.waiters[event]:
+                    ready_at[waiter] = max(ready_at[waiter], end + device.event_ns)
+                if left[event] == 0:
+                    for waiter in flow.waiters[event]:
+                        if flow.hop[flow.op[waiter]] == level:
+                            unmet[waiter] -= 1
+                            if unmet[waiter] == 0:
+                                home = pool_of(program, device, flow.op[waiter])
+                                heapq.heappush(pending[home], (ready_at[waiter], -priority[waiter], waiter))
+        for op, route in enumerate(program.ops["route"]):
+            if route and flow.hop[op] == level:
+                arrivals.finish(op, (place.end[task] for task in members if flow.op[task] == op))
+    place.launch = [0] * flow.count
+    place.launches = [(R.NONE, flow.count, [], 0, max(place.end, default=0))]
+    return place
+
+
+def schedule_o0(program: TileProgram, device: Device) -> Placement:
+    flow = Flow(program)
+    arrivals = Arrivals(program, device)
+    cores = pools(device)
+    place = Placement(
+        [(0, 0)] * flow.count, [0] * flow.count, [0] * flow.count, [[[] for _ in range(n)] for _, n in cores]
+    )
+    place.launch = [0] * flow.count
+    tasks_of: dict[int, list[int]] = {}
+    for task, op in enumerate(flow.op):
+        tasks_of.setdefault(op, []).append(task)
+    before = _op_dependencies(flow, tasks_of)
+    depth: dict[int, int] = {}
+    for op in tasks_of:  # program order, so predecessors come first
+        same = [depth[b] + 1 for b in before[op] if flow.hop[b] == flow.hop[op]]
+        depth[op] = max(same, default=0)
+    waves: dict[tuple[int, int], list[int]] = {}
+    for op in tasks_of:
+        waves.setdefault((flow.hop[op], depth[op]), []).append(op)
+    free = [[0] * n for _, n in cores]
+    launch_of: dict[int, int] = {}
+    host = 0
+    for wave in sorted(waves):
+        share = _partition(program, device, cores, waves[wave], flow, tasks_of)
+        for op in waves[wave]:
+            pool, first, last = share[op]
+            dependencies = sorted(launch_of[b] for b in before[op])
+            host += device.launch_ns
+            begin = max([host, *(place.launches[d][4] for d in dependencies)])
+            load = {core: max(free[pool][core], begin) for core in range(first, last)}
+            start = end = -1
+            for task in tasks_of[op]:
+                core = min(load, key=lambda c: (load[c], c))
+                remote = [arrivals.time(event) for event, _ in flow.waits[task] if event >= flow.local_events]
+                now = max([load[core], *remote])
+                place.core[task], place.start[task], place.end[task] = (pool, core), now, now + flow.costs[task]
+                place.order[pool][core].append(task)
+                place.launch[task] = len(place.launches)
+                load[core] = place.end[task]
+                start = now if start < 0 else min(start, now)
+                end = max(end, load[core])
+            for core, time in load.items():
+                free[pool][core] = time
+            launch_of[op] = len(place.launches)
+            place.launches.append((op, len(tasks_of[op]), dependencies, start, end))
+            if program.ops["route"][op]:
+                arrivals.finish(op, (place.end[task] for task in tasks_of[op]))
+    return place
+
+
+def _op_dependencies(flow: Flow, tasks_of: dict[int, list[int]]) -> dict[int, set[int]]:
+    """The ops whose tasks signal what each op's tasks wait for."""
+    signallers: list[set[int]] = [set() for _ in flow.waiters]
+    for task, events in enumerate(flow.signals):
+        for event in events:
+            signallers[event].add(flow.op[task])
+    return {
+        op: {b for task in tasks for event, _ in flow.waits[task] for b in signallers[event]}
+        for op, tasks in tasks_of.items()
+    }
+
+
+def _partition(
+    program: TileProgram,
+    device: Device,
+    cores: list[tuple[int, int]],
+    ops: list[int],
+    flow: Flow,
+    tasks_of: dict[int, list[int]],
+) -> dict[int, tuple[int, int, int]]:
+    """op -> (pool, first core, end): disjoint shares by work where the ops of a wave fit, else all cores in turn."""
+    share: dict[int, tuple[int, int, int]] = {}
+    for pool, (_, count) in enumerate(cores):
+        mine = [op for op in ops if pool_of(program, device, op) == pool]
+        if len(mine) > count:
+            share.update(dict.fromkeys(mine, (pool, 0, count)))
+            continue
+        work = {op: sum(flow.costs[task] for task in tasks_of[op]) for op in mine}
+        spare = count - len(mine)
+        size = {op: 1 + spare * work[op] // sum(work.values()) for op in mine}
+        for op in mine[: count - sum(size.values())]:
+            size[op] += 1
+        first = 0
+        for op in mine:
+            share[op] = (pool, first, first + size[op])
+            first += size[op]
+    return share
+
+
+POLICIES = {"O0": schedule_o0, "O1": schedule_o1}
+
+
+def assemble(program: TileProgram, place: Placement, device: Device, policy: str) -> dict[str, R.Records]:
+    """The plan's sections: tasks in queue order, with everything they point to laid out in the same order.
+
+    Under O0 the end of a launch orders ops, so events of this rank's own are left out.
+    """
+    dropped = program.local_events if policy == "O0" else 0
+    tasks, accesses, waits, signals, queues = [], [], [], [], []
+    sums = [0, 0, 0]
+    for pool, (kind, _) in enumerate(pools(device)):
+        for core, order in enumerate(place.order[pool]):
+            queues.append((kind, core, len(tasks), len(order)))
+            for number in order:
+                task = program.tasks[number].copy()
+                parts = (
+                    program.accesses[task["access_begin"] :][: task["access_count"]],
+                    program.waits[task["wait_begin"] :][: task["wait_count"]],
+                    program.signals[task["signal_begin"] :][: task["signal_count"]],
+                )
+                kept_waits = parts[1][parts[1]["event"] >= dropped].copy()
+                kept_waits["event"] -= dropped
+                mine = (parts[2]["rank"] == program.rank) & (parts[2]["event"] < program.local_events)
+                kept_signals = parts[2][~mine] if dropped else parts[2]
+                for name, store, part, which in (
+                    ("access", accesses, parts[0], 0),
+                    ("wait", waits, kept_waits, 1),
+                    ("signal", signals, kept_signals, 2),
+                ):
+                    task[f"{name}_begin"], task[f"{name}_count"] = sums[which], len(part)
+                    sums[which] += len(part)
+                    store.append(part)
+                task["launch"] = place.launch[number]
+                task["start_ns"], task["end_ns"] = place.start[number], place.end[number]
+                tasks.append(task)
+    launches, dependencies = [], []
+    for op, count, before, start, end in place.launches:
+        launches.append((op, count, len(dependencies), len(before), start, end))
+        dependencies.extend(before)
+    return {
+        "ops": program.ops,
+        "tensors": program.tensors,
+        "tasks": np.array(tasks, R.TASK),
+        "accesses": np.concatenate([np.zeros(0, R.ACCESS), *accesses]),
+        "waits": np.concatenate([np.zeros(0, R.WAIT), *waits]),
+        "signals": np.concatenate([np.zeros(0, R.SIGNAL), *signals]),
+        "events": program.events[dropped:],
+        "queues": np.array(queues, R.QUEUE),
+        "launches": np.array(launches, R.LAUNCH),
+        "dependencies": np.array(dependencies, R.DEPENDENCY),
+        "peers": program.peers,
+    }

@@ -1,0 +1,70 @@
+"""World: one plan a rank, made from one counts matrix, run together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hyper_mpmd.errors import WorldSizeError
+from hyper_mpmd.scheduler.plan import Plan
+
+if TYPE_CHECKING:
+    from hyper_mpmd.engine.timeline import Timeline
+
+
+class World:
+    """The plans of all ranks. Made by `hm.compile(..., world=W)`."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.plans = tuple(plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def __getitem__(self, rank: int) -> Plan:
+        return self.plans[rank]
+
+    def __repr__(self) -> str:
+        tasks = sum(len(plan.tasks) for plan in self.plans)
+        return f"World({self.plans[0].graph.name!r}, {len(self)} ranks, {tasks} tasks)"
+
+    def report(self) -> str:
+        """What is in the plans, for people, a column a rank."""
+        from hyper_mpmd.viz.report import report
+
+        return report(self.plans)
+
+    def timeline(self) -> Timeline:
+        """The predicted timeline of all ranks."""
+        from hyper_mpmd.engine.timeline import predicted
+
+        return predicted(self.plans)
+
+    def run(
+        self,
+        inputs: Sequence[Mapping[str, Any]],
+        *,
+        engine: str = "native",
+        workers: int | None = None,
+        timeout: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """Run all ranks in this process, each on its own inputs; outputs by name for each rank.
+
+        workers: threads of each rank. Otherwise as `Plan.run`.
+        """
+        from hyper_mpmd.engine.run import run
+
+        return run(self.plans, self._check(inputs), engine=engine, workers=workers, timeout=timeout)
+
+    def run_measured(
+        self, inputs: Sequence[Mapping[str, Any]], *, workers: int | None = None, timeout: float | None = None
+    ) -> tuple[list[dict[str, Any]], Timeline]:
+        """`run`, and the measured timeline of it."""
+        from hyper_mpmd.engine.run import run_measured
+
+        return run_measured(self.plans, self._check(inputs), workers=workers, timeout=timeout)
+
+    def _check(self, inputs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        if len(inputs) != len(self):
+            raise WorldSizeError(f"a world of {len(self)} ranks needs inputs for each; got {len(inputs)}")
+        return inputs

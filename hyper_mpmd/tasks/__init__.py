@@ -1,0 +1,22 @@
+"""What is to be done: graphs of typed tasks, tensors, row spaces, and what an op declares."""
+
+from hyper_mpmd.tasks.graph import Node, TaskGraph
+from hyper_mpmd.tasks.op import CoreKind, Layout, Op, TensorType, Tile
+from hyper_mpmd.tasks.rule import Access, TileRule
+from hyper_mpmd.tasks.tensor import DType, Route, RowSpace, Tensor
+
+__all__ = [
+    "Access",
+    "CoreKind",
+    "DType",
+    "Layout",
+    "Node",
+    "Op",
+    "Route",
+    "RowSpace",
+    "TaskGraph",
+    "Tensor",
+    "TensorType",
+    "Tile",
+    "TileRule",
+]
