@@ -24,8 +24,16 @@ void gemm(DType dtype, int64_t m, int64_t n, int64_t k, const void* x, int64_t l
           int64_t ldy, Scratch& scratch, bool transpose_x = false, bool transpose_w = false);
 
 // What the gemm with these arguments will take from its scratch.
-size_t gemm_scratch_bytes(DType dtype, int64_t m, int64_t n, int64_t k, bool transpose_x = false,
-                          bool transpose_w = false);
+size_t gemm_scratch_bytes(DType dtype, int64_t m, int64_t n, int64_t k);
+
+// Two ways to the same product: our own kernels, or the multiply that torch lends (lent_gemm.h). gemm takes the one
+// that gemm_way names, which depends on the instruction set, on whether anything is lent, and on m; tests and
+// benchmarks take either. Throws std::runtime_error if the lent way is asked for and nothing is lent, or if torch
+// reports a failure.
+enum class GemmWay : uint8_t { kOwn = 0, kLent = 1 };
+GemmWay gemm_way(int64_t m);
+void gemm_by(GemmWay way, DType dtype, int64_t m, int64_t n, int64_t k, const void* x, int64_t ldx, const void* w,
+             int64_t ldw, void* y, int64_t ldy, Scratch& scratch, bool transpose_x = false, bool transpose_w = false);
 
 // out[r, c] = silu(gate[r, c]) * up[r, c], silu(g) = g / (1 + exp(-g)). As in torch, silu(-inf) is NaN.
 void swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
