@@ -2,11 +2,11 @@
 
 namespace {
 
-// g / (1 + exp(-g)) as g * [1 or t] / (1 + t) with t = exp(-|g|): nothing overflows and small results keep their
-// digits.
+// g / (1 + exp(-g)) as g * [1 or t] / (1 + t) with t = exp(-|g|): nothing overflows and small results keep their digits.
 inline F silu(F g) {
-  F t = exp_nonpositive((F)((U)g | 0x80000000u));
-  return (g >= 0.0f ? g : g * t) / (t + 1.0f);
+  const Exponential t = exp_nonpositive((F)((U)g | 0x80000000u));
+  const F scaled = g * t.first * t.mantissa * t.second;
+  return (g >= 0.0f ? g : scaled) / (t.mantissa * t.first * t.second + 1.0f);
 }
 
 template <typename T>

@@ -66,16 +66,22 @@ inline void store_some(T* to, F value, int64_t count) {
   __builtin_memcpy(to, lanes, static_cast<size_t>(count) * sizeof(T));
 }
 
-// exp(x) for x <= 0 (NaN stays NaN), within 1 ulp with fused multiply-add and 2 without, subnormal results included.
-// x = n ln 2 + r, |r| <= ln 2 / 2; exp(r) = 1 + r + r^2 q(r) with q a minimax fit of relative error 2^-34.
-inline F exp_nonpositive(F x) {
+// exp of a number <= 0 as mantissa * first * second, both of these normal powers of two: whoever multiplies a factor in before the
+// last of them rounds a subnormal product once. The product is within 1 ulp with fused multiply-add and 2 without. NaN stays NaN;
+// below -110, where even 100 exp(x) vanishes, the mantissa is 0.
+struct Exponential {
+  F mantissa, first, second;
+};
+
+inline Exponential exp_nonpositive(F x) {
+  // x = n ln 2 + r, |r| <= ln 2 / 2; exp(r) = 1 + r + r^2 q(r), q a minimax fit with relative error 2^-34.
   constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer held in the low bits
-  F lowest = broadcast(-104.0f);             // exp of it is below half the smallest subnormal
-  x = x < lowest ? lowest : x;
-  F shifted = fma(x, broadcast(1.44269504088896341f), broadcast(kToInteger));
-  F n = shifted - kToInteger;
+  const F lowest = broadcast(-110.0f);
+  const F bounded = x < lowest ? lowest : x;
+  const F shifted = fma(bounded, broadcast(1.44269504088896341f), broadcast(kToInteger));
+  const F n = shifted - kToInteger;
   // ln 2 in two parts, the first with so few bits that n times it is exact.
-  F r = fma(n, broadcast(-0.693359375f), x);
+  F r = fma(n, broadcast(-0.693359375f), bounded);
   r = fma(n, broadcast(2.12194440054690583e-4f), r);
   F q = broadcast(1.9790262834e-04f);
   q = fma(q, r, broadcast(1.3944760996e-03f));
@@ -83,13 +89,10 @@ inline F exp_nonpositive(F x) {
   q = fma(q, r, broadcast(4.1666293595e-02f));
   q = fma(q, r, broadcast(1.6666665865e-01f));
   q = fma(q, r, broadcast(5.0000000681e-01f));
-  F e = fma(q, r * r, r) + 1.0f;
-  // Times 2^n in two steps, both powers normal numbers, so that a subnormal result is rounded once.
-  I exponent = (I)((U)shifted - (U)broadcast(kToInteger));
-  I half = exponent >> 1;
-  U first = (U)(half + 127) << 23;
-  U second = (U)(exponent - half + 127) << 23;
-  return e * (F)first * (F)second;
+  const F mantissa = fma(q, r * r, r) + 1.0f;
+  const I exponent = (I)((U)shifted - (U)broadcast(kToInteger));
+  const I half = exponent >> 1;
+  return {x < lowest ? zero() : mantissa, (F)((U)(half + 127) << 23), (F)((U)(exponent - half + 127) << 23)};
 }
 
 }  // namespace
