@@ -1,10 +1,10 @@
 """Lend torch's own matrix multiply to the native kernels, without a line of C++ that includes torch.
 
-torch exports C symbols for its ahead-of-time compiler (torch/csrc/inductor/aoti_torch/c/shim.h); their addresses are looked up
-in the library that `import torch` has already loaded and handed to the native side. The call lands below autograd and
-autocast. The native kernels use it where it is faster than their own (`_native.kernels.gemm_way`), and its thread-count
-functions in every worker thread, so that whatever torch code runs there runs on one thread. If a symbol is missing the kernels
-use their own gemm everywhere, and `loan()` says why.
+torch exports C symbols for its ahead-of-time compiler (torch/csrc/inductor/aoti_torch/c/shim.h); their addresses are
+looked up in the library that `import torch` has already loaded and handed to the native side. The call lands below
+autograd and autocast. The native kernels use it where it is faster than their own (`_native.kernels.gemm_way`), and the
+thread-count functions that come with it in every worker thread, so that whatever torch code runs there runs on one
+thread. If a symbol is missing the kernels use their own gemm everywhere, and `loan()` says why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gemm against float64, at every corner of its blocking, and its promise that a row's bits depend on nothing around it."""
+"""gemm against float64, at every corner of its blocking; and a row's bits depend on nothing around it."""
 
 import pytest
 import torch

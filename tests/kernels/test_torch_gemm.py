@@ -78,8 +78,8 @@ def test_the_lent_call_is_below_autograd_autocast_and_dispatch_modes(lent):
     torch.testing.assert_close(y, (x @ w).detach(), rtol=1e-5, atol=1e-5)
 
 
-# Counts seen by torch, OpenMP and MKL: in a worker before and after its init, then in a thread that was there before, in the
-# main thread, and in a thread started afterwards.
+# Counts seen by torch, OpenMP and MKL: in the main thread before and after, in a worker, in a thread that was there before
+# and in one started afterwards.
 _COUNTS_SCRIPT = """
 import ctypes, json, queue, sys, threading
 import torch
