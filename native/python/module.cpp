@@ -5,4 +5,9 @@
 
 namespace nb = nanobind;
 
-NB_MODULE(_native, m) { m.def("version", &hyper_mpmd::version); }
+void bind_kernels(nb::module_& m);  // kernels.cpp
+
+NB_MODULE(_native, m) {
+  m.def("version", &hyper_mpmd::version);
+  bind_kernels(m);
+}
