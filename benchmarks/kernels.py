@@ -2,10 +2,12 @@
 
     python benchmarks/kernels.py [--rounds 15] [--json] [--only gemm]
 
-Contenders of a case run in turn, round after round in one process, so that a noisy neighbour hits all of them. Weights rotate
-through more memory than the last-level cache holds, as experts' do. Printed per contender: median time, the quartiles'
-distance as a share of it, and the share of the bound reached. The bound is the larger of bytes moved over the bandwidth of a
-copy, and FLOPs over the rate of the fastest large product, both measured at the start of the same run.
+Contenders of a case run in turn, round after round in one process, so that a noisy neighbour hits all of them. Weights
+rotate through more memory than the last-level cache holds, as experts' do.
+
+Printed per contender: median time, the quartiles' distance as a share of it, and the share of the bound reached. The
+bound is the larger of bytes moved over the bandwidth of a copy, and FLOPs over the rate of the fastest large product,
+both measured at the start of the same run.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def swiglu_case(rows: int, cols: int, dtype: torch.dtype) -> Case:
     size = torch.finfo(dtype).bits // 8
     copies = max(1, COLD_BYTES // (3 * rows * cols * size))
     h = [torch.randn(rows, 2 * cols).to(dtype) for _ in range(copies)]
-    out = [torch.empty(rows, cols, dtype=dtype) for _ in range(copies)]
+    out = [torch.ones(rows, cols, dtype=dtype) for _ in range(copies)]  # written, so that no page is new
 
     def own(i):
         gate_up, to = h[i % copies], out[i % copies]
@@ -87,45 +89,43 @@ def swiglu_case(rows: int, cols: int, dtype: torch.dtype) -> Case:
         gate, up = h[i % copies].chunk(2, dim=1)
         torch.mul(torch.nn.functional.silu(gate), up, out=out[i % copies])
 
-    return Case(
-        f"swiglu {SHORT[dtype]} {rows}x{cols}", 3 * rows * cols * size, 0, {"own": own, "torch": eager}
-    )
+    return Case(f"swiglu {SHORT[dtype]} {rows}x{cols}", 3 * rows * cols * size, 0, {"own": own, "torch": eager})
 
 
 def gather_case(rows: int, cols: int, dtype: torch.dtype) -> Case:
     size = torch.finfo(dtype).bits // 8
     x_rows = COLD_BYTES // (cols * size)
     x, out = torch.randn(x_rows, cols).to(dtype), torch.empty(rows, cols, dtype=dtype)
-    index = [torch.randint(x_rows, (rows,), dtype=torch.int32) for _ in range(16)]
+    index = torch.randperm(x_rows, dtype=torch.int32).split(rows)  # every row in turn, none while it is in a cache
+    count = x_rows // rows
 
     def own(i):
         K.gather_rows(
-            DTYPES[dtype], rows, cols, x.data_ptr(), cols, x_rows, index[i % 16].data_ptr(), out.data_ptr(), cols
+            DTYPES[dtype], rows, cols, x.data_ptr(), cols, x_rows, index[i % count].data_ptr(), out.data_ptr(), cols
         )
 
     def eager(i):
-        torch.index_select(x, 0, index[i % 16], out=out)
+        torch.index_select(x, 0, index[i % count], out=out)
 
-    return Case(
-        f"gather {SHORT[dtype]} {rows}x{cols}", 2 * rows * cols * size, 0, {"own": own, "torch": eager}
-    )
+    return Case(f"gather {SHORT[dtype]} {rows}x{cols}", 2 * rows * cols * size, 0, {"own": own, "torch": eager})
 
 
 def unpermute_case(tokens: int, k: int, cols: int, dtype: torch.dtype) -> Case:
     size = torch.finfo(dtype).bits // 8
     y_rows = COLD_BYTES // (cols * size)
     y, out = torch.randn(y_rows, cols).to(dtype), torch.empty(tokens, cols, dtype=dtype)
-    index = [torch.randint(y_rows, (tokens, k), dtype=torch.int32) for _ in range(16)]
+    index = torch.randperm(y_rows, dtype=torch.int32).split(tokens * k)
+    count = y_rows // (tokens * k)
     weights = torch.rand(tokens, k)
 
     def own(i):
-        at = index[i % 16].data_ptr()
+        at = index[i % count].data_ptr()
         K.unpermute(
             DTYPES[dtype], tokens, k, cols, y.data_ptr(), cols, y_rows, at, weights.data_ptr(), out.data_ptr(), cols
         )
 
     def eager(i):
-        rows = y[index[i % 16].flatten()].view(tokens, k, cols)
+        rows = y[index[i % count]].view(tokens, k, cols)
         out.copy_(torch.bmm(weights[:, None, :], rows.float()).squeeze(1))
 
     return Case(
@@ -139,7 +139,7 @@ def unpermute_case(tokens: int, k: int, cols: int, dtype: torch.dtype) -> Case:
 def convert_case(rows: int, cols: int) -> Case:
     copies = COLD_BYTES // (6 * rows * cols)
     x = [torch.randn(rows, cols) for _ in range(copies)]
-    out = [torch.empty(rows, cols, dtype=torch.bfloat16) for _ in range(copies)]
+    out = [torch.ones(rows, cols, dtype=torch.bfloat16) for _ in range(copies)]
 
     def own(i):
         source, to = x[i % copies], out[i % copies]
