@@ -1,17 +1,28 @@
 """Devices: how many cores of which kind, and the figures that the cost model takes.
 
-All rates are whole numbers per microsecond and all times whole nanoseconds, so that costs are exact integers: the native
-code and the Python twin, and every rank of a world, come to the same plan.
+All rates are whole numbers per microsecond and all times whole nanoseconds, so that costs are exact integers: the
+native code and the Python twin, and every rank of a world, come to the same plan.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hyper_mpmd.errors import UnknownDeviceError
+from hyper_mpmd.scheduler.records import MAX_INDEX
+
+# Bounds that keep 64-bit arithmetic exact whatever figures a user's own device has.
+Cores = Annotated[int, Field(gt=0, le=1 << 16)]
+Rate = Annotated[int, Field(gt=0, le=1 << 52)]
+Ramp = Annotated[int, Field(ge=0, le=1 << 16)]
+Latency = Annotated[int, Field(ge=0, le=1 << 31)]
+TileSize = Annotated[int, Field(gt=0, le=MAX_INDEX)]
 
 
 class Device(BaseModel):
@@ -31,23 +42,29 @@ class Device(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    aic: int = Field(gt=0)
-    aiv: int = Field(gt=0)
+    aic: Cores
+    aiv: Cores
     unified: bool = False
-    cube_flops_per_us: tuple[int, int]
-    vector_flops_per_us: tuple[int, int]
-    cube_ramp: tuple[int, int]
-    cube_bytes_per_us: int = Field(gt=0)
-    vector_bytes_per_us: int = Field(gt=0)
-    memory_bytes_per_us: int = Field(gt=0)
-    link_bytes_per_us: int = Field(gt=0)
-    link_total_bytes_per_us: int = Field(gt=0)
-    task_ns: int = Field(ge=1)
-    event_ns: int = Field(ge=0)
-    remote_ns: int = Field(ge=0)
-    launch_ns: int = Field(ge=0)
-    row_tiles: tuple[int, ...] = Field(min_length=1)
-    col_tiles: tuple[int, ...] = Field(min_length=1)
+    cube_flops_per_us: tuple[Rate, Rate]
+    vector_flops_per_us: tuple[Rate, Rate]
+    cube_ramp: tuple[Ramp, Ramp]
+    cube_bytes_per_us: Rate
+    vector_bytes_per_us: Rate
+    memory_bytes_per_us: Rate
+    link_bytes_per_us: Rate
+    link_total_bytes_per_us: Rate
+    task_ns: Annotated[int, Field(ge=1, le=1 << 31)]
+    event_ns: Latency
+    remote_ns: Latency
+    launch_ns: Latency
+    row_tiles: Annotated[tuple[TileSize, ...], Field(min_length=1)]
+    col_tiles: Annotated[tuple[TileSize, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _unified_counts_agree(self) -> Device:
+        if self.unified and self.aic != self.aiv:
+            raise ValueError(f"a unified device counts the same cores twice, but aic is {self.aic} and aiv {self.aiv}")
+        return self
 
 
 def usable_cores() -> int:
@@ -56,6 +73,7 @@ def usable_cores() -> int:
     return max(1, min(affinity, _quota_cores() or affinity))
 
 
+@cache  # a running process keeps its quota, and planning every step asks
 def _quota_cores() -> int | None:
     """The cgroup quota in whole processors (rounded up), or None where there is none."""
     for quota_file, period_file in (
@@ -72,8 +90,8 @@ def _quota_cores() -> int | None:
     return None
 
 
-def _cpu() -> Device:
-    cores = usable_cores()
+@cache
+def _cpu(cores: int) -> Device:
     return Device(
         name="cpu",
         aic=cores,
@@ -97,6 +115,7 @@ def _cpu() -> Device:
     )
 
 
+@cache
 def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
     # 24 AIC and 48 AIV visible to kernels, 1.85 GHz: CANN platform files.
     # Cube 8192 fp16 FLOP a clock a core (CANN best practice), at the 0.75 of peak to expect of matrix products
@@ -126,8 +145,8 @@ def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
     )
 
 
-_DEVICES = {
-    "cpu": _cpu,
+_DEVICES: dict[str, Callable[[], Device]] = {
+    "cpu": lambda: _cpu(usable_cores()),
     # To one peer about 28 GB/s on A2 (arXiv 2506.12708, msmodeling), 0.5 us away.
     "ascend-a2": lambda: _ascend("ascend-a2", link=19_600, remote_ns=500),
     # 392 / 2 GB/s a die; one hop 0.93 us (UBEP, arXiv 2607.06202).

@@ -1,5 +1,6 @@
-// The records of a plan: plain structs in one place, read by the CPU engine, the prover, the simulator and an NPU kernel.
-// hyper_mpmd/scheduler/records.py mirrors them as numpy dtypes; tests/scheduler/test_records.py compares every offset.
+// The records of a plan: plain structs in one place, read by the CPU engine, the prover, the simulator and an NPU
+// kernel. hyper_mpmd/scheduler/records.py mirrors them as numpy dtypes; tests/scheduler/test_records.py compares every
+// offset.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,10 @@ inline constexpr uint32_t kNone = 0xffffffffu;  // "no such thing" in any index 
 inline constexpr uint64_t kMaxIndex = 0xfffffffeu;
 inline constexpr uint32_t kMaxThreshold = 0x3fffffffu;
 inline constexpr uint32_t kMaxRanks = 4096;
-inline constexpr uint64_t kAlignment = 64;  // bytes: tensors in a workspace, lines that one rank writes
+inline constexpr uint64_t kMaxWork = uint64_t{1} << 52;   // operations, or bytes moved, of one tile
+inline constexpr uint64_t kMaxTime = uint64_t{1} << 62;   // nanoseconds of all tasks of a rank together
+inline constexpr uint64_t kMaxBytes = uint64_t{1} << 62;  // of a tensor, and of all tensors of one role
+inline constexpr uint64_t kAlignment = 64;                // bytes: tensors in a workspace, lines that one rank writes
 // The counters that rank s writes in rank r's heap: first a line with its credit, then one counter a row tile.
 inline constexpr uint32_t kWordsPerLine = 16;
 
@@ -60,7 +64,7 @@ struct WaitRecord {
 static_assert(sizeof(WaitRecord) == 8);
 
 struct SignalRecord {
-  uint32_t rank;   // this rank: `event` is an index into the events; a peer: a slot of the peer's heap
+  uint32_t rank;  // this rank: `event` is an index into the events; a peer: a slot of the peer's heap
   uint32_t event;
 };
 static_assert(sizeof(SignalRecord) == 8);
