@@ -139,8 +139,8 @@ class NativeBackend:
 
         return planner.Device(
             [device.aic, device.aiv, int(device.unified)],
-            [*device.cube_flops_per_us, *device.vector_flops_per_us, *device.cube_ramp],
-            [device.cube_bytes_per_us, device.vector_bytes_per_us, device.link_bytes_per_us],
+            [*device.cube_flops_per_us, *device.vector_flops_per_us, *device.cube_ramp, *device.vector_ramp],
+            [device.cube_bytes_per_us, device.vector_bytes_per_us, device.link_bytes_per_us, device.row_bytes],
             [device.task_ns, device.event_ns, device.remote_ns, device.launch_ns],
             list(device.row_tiles),
             list(device.col_tiles),

@@ -30,8 +30,10 @@ class Device(BaseModel):
 
     unified: every core is both AIC and AIV (a CPU); then aic == aiv counts the same cores.
     cube_flops_per_us, vector_flops_per_us: float32 and bfloat16 operations of one core in a microsecond.
-    cube_ramp: rows and columns that a matrix-product tile pays for on top of its own (packing, pipeline fill).
+    cube_ramp, vector_ramp: rows and columns that a tile pays for on top of its own (packing, pipeline fill, the start and
+    the end of a SIMD loop).
     bytes_per_us: what one core of each kind reads and writes in a microsecond (caches included).
+    row_bytes: what each row of a box that is not whole rows costs on top of its bytes (a transfer that starts anew).
     memory_bytes_per_us: of the main memory, all cores together: for the bound.
     link_bytes_per_us: what one core puts to another rank in a microsecond; link_total_bytes_per_us: all cores together.
     task_ns: overhead of a task; event_ns: from a signal to the waiter's start; remote_ns: the same between ranks;
@@ -48,8 +50,10 @@ class Device(BaseModel):
     cube_flops_per_us: tuple[Rate, Rate]
     vector_flops_per_us: tuple[Rate, Rate]
     cube_ramp: tuple[Ramp, Ramp]
+    vector_ramp: tuple[Ramp, Ramp] = (0, 0)
     cube_bytes_per_us: Rate
     vector_bytes_per_us: Rate
+    row_bytes: Annotated[int, Field(ge=0, le=1 << 16)] = 0
     memory_bytes_per_us: Rate
     link_bytes_per_us: Rate
     link_total_bytes_per_us: Rate
@@ -101,8 +105,10 @@ def _cpu(cores: int) -> Device:
         cube_flops_per_us=(90_000, 80_000),
         vector_flops_per_us=(12_000, 10_000),
         cube_ramp=(8, 32),
+        vector_ramp=(0, 16),  # a vector register of floats
         cube_bytes_per_us=15_000,
         vector_bytes_per_us=10_000,
+        row_bytes=64,  # a cache line
         memory_bytes_per_us=20_000,
         link_bytes_per_us=8_000,  # a memory copy
         link_total_bytes_per_us=8_000 * cores,
@@ -131,8 +137,10 @@ def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
         cube_flops_per_us=(5_683_200, 11_366_400),
         vector_flops_per_us=(229_166, 458_333),
         cube_ramp=(8, 8),  # assumed: half an L0 fractal row and column of pipeline fill
+        vector_ramp=(0, 64),  # a vector register of floats, 256 bytes
         cube_bytes_per_us=204_166,
         vector_bytes_per_us=102_083,
+        row_bytes=256,  # assumed: half of the 512 bytes from which a transfer runs at full rate
         memory_bytes_per_us=960_000,
         link_bytes_per_us=link,
         link_total_bytes_per_us=137_200,

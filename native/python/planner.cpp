@@ -94,8 +94,8 @@ pl::Descriptor make_descriptor(int64_t ranks, const Table& spaces, const Table& 
           std::move(op_names)};
 }
 
-pl::Device make_device(const std::array<int64_t, 3>& cores, const std::array<int64_t, 6>& cube_and_vector,
-                       const std::array<int64_t, 3>& bytes, const std::array<int64_t, 4>& times,
+pl::Device make_device(const std::array<int64_t, 3>& cores, const std::array<int64_t, 8>& cube_and_vector,
+                       const std::array<int64_t, 4>& bytes, const std::array<int64_t, 4>& times,
                        std::vector<int64_t> row_tiles, std::vector<int64_t> col_tiles) {
   pl::Device d{};
   d.aic = cores[0];
@@ -104,12 +104,13 @@ pl::Device make_device(const std::array<int64_t, 3>& cores, const std::array<int
   for (int i = 0; i < 2; ++i) {
     d.cube_flops[i] = cube_and_vector[i];
     d.vector_flops[i] = cube_and_vector[2 + i];
+    d.cube_ramp[i] = cube_and_vector[4 + i];
+    d.vector_ramp[i] = cube_and_vector[6 + i];
   }
-  d.ramp_rows = cube_and_vector[4];
-  d.ramp_cols = cube_and_vector[5];
   d.cube_bytes = bytes[0];
   d.vector_bytes = bytes[1];
   d.link_bytes = bytes[2];
+  d.row_bytes = bytes[3];
   d.task_ns = times[0];
   d.event_ns = times[1];
   d.remote_ns = times[2];
@@ -378,8 +379,8 @@ void bind_planner(nb::module_& parent) {
                                                   std::move(tensor_names), std::move(op_names)));
       });
   nb::class_<pl::Device>(m, "Device")
-      .def("__init__", [](pl::Device* self, const std::array<int64_t, 3>& cores, const std::array<int64_t, 6>& rates,
-                          const std::array<int64_t, 3>& bytes, const std::array<int64_t, 4>& times,
+      .def("__init__", [](pl::Device* self, const std::array<int64_t, 3>& cores, const std::array<int64_t, 8>& rates,
+                          const std::array<int64_t, 4>& bytes, const std::array<int64_t, 4>& times,
                           std::vector<int64_t> row_tiles, std::vector<int64_t> col_tiles) {
         new (self) pl::Device(make_device(cores, rates, bytes, times, std::move(row_tiles), std::move(col_tiles)));
       });

@@ -163,12 +163,13 @@ CostModel::CostModel(const Descriptor& descriptor, const Device& device, size_t 
   const bool cube = op.kind == static_cast<int64_t>(CoreKind::kAic);
   const bool half = op.dtype == 1;  // bfloat16
   flops_per_point_ = static_cast<uint64_t>(op.flops_per_point);
-  ramp_rows_ = static_cast<uint64_t>(cube ? device.ramp_rows : 0);
-  ramp_cols_ = static_cast<uint64_t>(cube ? device.ramp_cols : 0);
+  ramp_rows_ = static_cast<uint64_t>((cube ? device.cube_ramp : device.vector_ramp)[0]);
+  ramp_cols_ = static_cast<uint64_t>((cube ? device.cube_ramp : device.vector_ramp)[1]);
   flops_per_us_ = static_cast<uint64_t>((cube ? device.cube_flops : device.vector_flops)[half]);
   route_ = op.route != kNoRoute;
   bytes_per_us_ = static_cast<uint64_t>(route_ ? device.link_bytes : cube ? device.cube_bytes : device.vector_bytes);
   task_ns_ = device.task_ns;
+  row_bytes_ = device.row_bytes;
 }
 
 int64_t CostModel::tile(int64_t rows, int64_t cols, int64_t reduction) const {
@@ -178,7 +179,7 @@ int64_t CostModel::tile(int64_t rows, int64_t cols, int64_t reduction) const {
     u128 chosen = static_cast<u128>(rows) * static_cast<u128>(reduction);
     const int64_t high[4] = {f.all_rows, rows, cols, reduction}, wide[4] = {f.all_cols, rows, cols, reduction};
     bytes += (f.chosen ? chosen : static_cast<u128>(high[f.rows_axis])) *
-             static_cast<u128>(wide[f.cols_axis] * f.item_bytes);
+             static_cast<u128>(wide[f.cols_axis] * f.item_bytes + (wide[f.cols_axis] < f.all_cols ? row_bytes_ : 0));
   }
   u128 flops = static_cast<u128>(flops_per_point_) * (static_cast<uint64_t>(rows) + ramp_rows_) *
                (static_cast<uint64_t>(cols) + ramp_cols_) * static_cast<uint64_t>(reduction);

@@ -62,8 +62,8 @@ def tile_cost(tables: Tables, device: Device, op: Row, rows: int, cols: int, red
         chosen = tensor.block_rows if box.group else rows * reduction
         high = (chosen, rows, cols, reduction)[box.rows_axis]
         wide = (tensor.cols, rows, cols, reduction)[box.cols_axis]
-        moved += high * wide * tensor.item_bytes
-    ramp_rows, ramp_cols = device.cube_ramp if op.kind == AIC else (0, 0)
+        moved += high * (wide * tensor.item_bytes + (device.row_bytes if wide < tensor.cols else 0))
+    ramp_rows, ramp_cols = device.cube_ramp if op.kind == AIC else device.vector_ramp
     flops = op.flops_per_point * (rows + ramp_rows) * (cols + ramp_cols) * reduction
     for amount, what in ((flops, "does more than {} operations"), (moved, "moves more than {} bytes")):
         if amount > MAX_WORK:

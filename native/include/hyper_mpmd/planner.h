@@ -81,9 +81,10 @@ struct Descriptor {
 struct Device {
   int64_t aic, aiv;
   bool unified;
-  int64_t cube_flops[2], vector_flops[2];  // a microsecond: float32, bfloat16
-  int64_t ramp_rows, ramp_cols;
+  int64_t cube_flops[2], vector_flops[2];        // a microsecond: float32, bfloat16
+  int64_t cube_ramp[2], vector_ramp[2];          // rows, columns that a tile pays for on top of its own
   int64_t cube_bytes, vector_bytes, link_bytes;  // a microsecond
+  int64_t row_bytes;                             // of each row of a box that is not whole rows, on top
   int64_t task_ns, event_ns, remote_ns, launch_ns;
   std::vector<int64_t> row_tiles, col_tiles;
 };
@@ -217,7 +218,7 @@ class CostModel {
   std::vector<Factor> factors_;
   const std::string& name_;
   uint64_t flops_per_point_, ramp_rows_, ramp_cols_, flops_per_us_, bytes_per_us_;
-  int64_t task_ns_;
+  int64_t task_ns_, row_bytes_;
   bool route_;
 };
 
