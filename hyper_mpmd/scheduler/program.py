@@ -1,7 +1,7 @@
 """TileProgram: every op of a graph cut into tile tasks, with the boxes they touch and the events that order them.
 
-Not yet on any core: `schedule` puts a program on a device. Programs can also be built by hand from arrays (benchmarks and
-tests do), which is how work that no graph describes reaches the engine.
+Not yet on any core: `schedule` puts a program on a device. Programs can also be built by hand from arrays (benchmarks
+and tests do), which is how work that no graph describes reaches the engine.
 """
 
 from __future__ import annotations

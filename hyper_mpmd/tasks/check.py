@@ -43,7 +43,7 @@ def row_space_of(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
 
 
 def group_count(graph: TaskGraph, task: str, op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """How many groups the op runs over: those of its row space, else the leading dimension of what it indexes by group."""
+    """How many groups the op runs over: its row space's, else the leading dimension of what it indexes by group."""
     if not op.rule.by_group:
         return 1
     space = row_space_of(op, inputs, outputs)

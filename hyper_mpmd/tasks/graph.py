@@ -80,7 +80,7 @@ class TaskGraph:
         return self._add_tensor(tensor)
 
     def cube(self, name: str, op: Op, *inputs: Tensor) -> Any:
-        """Add work for the cube cores (AIC): matrix products. Returns the output tensor (a tuple if there are several)."""
+        """Add work for the cube cores (AIC): matrix products. Returns the output tensor or tensors."""
         return self._add(name, "cube", op, inputs)
 
     def vector(self, name: str, op: Op, *inputs: Tensor) -> Any:

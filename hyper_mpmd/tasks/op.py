@@ -55,8 +55,8 @@ class Op(BaseModel):
     inplace: {output: input} for outputs that overwrite an input's memory.
     shapes(inputs): the outputs' types, or a ShapeError, DTypeError or RowSpaceError that names the tensors.
     reference(layout, *inputs): the whole op in plain torch; one tensor, or a tuple of them.
-    kernel(tile, *views): one tile, on torch views of its boxes: inputs' boxes first, then outputs', each in the order of
-    the rule; it writes the output views in place. Ops with a native kernel name it in `native` instead.
+    kernel(tile, *views): one tile, on torch views of its boxes: inputs' boxes first, then outputs', each in the order
+    of the rule; it writes the output views in place. Ops with a native kernel name it in `native` instead.
 
     Parameters of an op are pydantic fields. Instances are frozen.
     """
@@ -109,5 +109,6 @@ def lookup_op(name: str) -> type[Op]:
         return _REGISTRY[name]
     except KeyError:
         raise OpRuleError(
-            f"no op is called {name!r}; known: {', '.join(sorted(_REGISTRY))}. If it is your own, import its module first"
+            f"no op is called {name!r}; known: {', '.join(sorted(_REGISTRY))}. If it is your own, import its "
+            "module first"
         ) from None

@@ -7,9 +7,11 @@ namespace nb = nanobind;
 
 void bind_engine(nb::module_& m);   // engine.cpp
 void bind_kernels(nb::module_& m);  // kernels.cpp
+void bind_planner(nb::module_& m);  // planner.cpp
 
 NB_MODULE(_native, m) {
   m.def("version", &hyper_mpmd::version);
   bind_engine(m);
   bind_kernels(m);
+  bind_planner(m);
 }
