@@ -1,1 +1,1 @@
-"""Ready-made Mixture-of-Experts work: built-in graphs, routing, inputs. Import the modules by name; not all need torch."""
+"""Ready-made Mixture-of-Experts work: built-in graphs, routing, inputs. Not all of it needs torch."""

@@ -1,4 +1,4 @@
-"""The built-in graph `moe-ffn`: a Mixture-of-Experts feed-forward over one rank or many, from routed tokens to outputs."""
+"""The built-in graph `moe-ffn`: a Mixture-of-Experts feed-forward over one rank or many, from routing to outputs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def moe_ffn(
 ) -> TaskGraph:
     """permute, [dispatch], up, act, down, [combine], unpermute; dispatch and combine on more than one rank.
 
-    H = hidden, I = intermediate, E = experts over all ranks, K = top_k. Row spaces: "batch" (the T tokens of a rank) and
-    "routed" (their T * K copies, E groups). Inputs of each rank: x [batch, H]; gather [routed] int32, the token of each
-    routed row; back [batch, K] int32, the routed rows of each token; weights [batch, K] float32; w1 [E / ranks, H, 2I],
-    gate half first; w2 [E / ranks, I, H]. Output: y [batch, H]. dtype is that of x, w1, w2 and y.
+    H = hidden, I = intermediate, E = experts over all ranks, K = top_k. Row spaces: "batch" (the T tokens of a rank)
+    and "routed" (their T * K copies, E groups). Inputs of each rank: x [batch, H]; gather [routed] int32, the token of
+    each routed row; back [batch, K] int32, the routed rows of each token; weights [batch, K] float32;
+    w1 [E / ranks, H, 2I], gate half first; w2 [E / ranks, I, H]. Output: y [batch, H]. dtype: of x, w1, w2 and y.
 
     Errors: ShapeError for a size below 1 or more choices than experts, WorldSizeError where ranks do not divide E.
     """

@@ -1,4 +1,4 @@
-"""Inputs for graph moe-ffn: what each rank is given, made from its routing and a seed, scaled so that outputs are O(1)."""
+"""Inputs for graph moe-ffn, for each rank, made from its routing and a seed; scaled so that outputs are O(1)."""
 
 from __future__ import annotations
 

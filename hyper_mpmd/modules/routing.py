@@ -23,7 +23,7 @@ _BLOCK = 1 << 22  # scores drawn at a time, so that long batches over many exper
 
 @dataclass(frozen=True)
 class Routing:
-    """ids: for each rank int32 [T, K], the experts of each token, each at most once a token. experts: E over all ranks."""
+    """ids: for each rank int32 [T, K], the experts of each token, none twice. experts: E over all ranks."""
 
     ids: tuple[NDArray[np.int32], ...]
     experts: int
@@ -60,8 +60,8 @@ def make_routing(
     """Routing by pattern. tokens: of each rank; None where a file of counts decides.
 
     balanced: counts that differ by at most 1. zipf:S: expert popularity falls as 1 / place^S, one order of experts for
-    all ranks. single: every token picks the same K experts. Otherwise a path: JSON counts [E], or [W][E], whose sums are
-    tokens times K.
+    all ranks. single: every token picks the same K experts. Otherwise a path: JSON counts [E], or [W][E], whose sums
+    are tokens times K.
     """
     if pattern == "balanced" or pattern == "single" or pattern.startswith("zipf:"):
         if tokens is None:
@@ -96,9 +96,7 @@ def read_counts(path: Path, *, experts: int, ranks: int) -> NDArray[np.int64]:
     return counts.astype(np.int64)
 
 
-def _pattern(
-    pattern: str, tokens: int, experts: int, top_k: int, ranks: int, seed: int
-) -> list[NDArray[np.int32]]:
+def _pattern(pattern: str, tokens: int, experts: int, top_k: int, ranks: int, seed: int) -> list[NDArray[np.int32]]:
     if ranks < 1:
         raise WorldSizeError(f"routing over {ranks} ranks; it must be at least 1")
     rng = np.random.default_rng(seed)

@@ -70,7 +70,7 @@ def summarize(plan: Plan) -> PlanSummary:
     kinds = sections["queues"]["kind"]
     nodes = plan.graph.nodes
     per_op = np.bincount(plan.tasks["op"], minlength=len(nodes))
-    by_kind = {kind: 0 for kind in ("cube", "vector", "comm")}
+    by_kind = dict.fromkeys(("cube", "vector", "comm"), 0)
     for node, count in zip(nodes, per_op, strict=True):
         by_kind[node.core] += int(count)
     bounds = _bounds(plan)
@@ -123,18 +123,17 @@ def _largest_tile(plan: Plan, op: int) -> tuple[int, int]:
 def _flops(plan: Plan, op: int) -> int:
     """Points of the op's tiles (rows x columns of the output x reduction) times what its rule says a point costs."""
     descriptor = describe(plan.graph)
-    row = dict(zip(OP_COLUMNS, descriptor.ops[op].tolist(), strict=True))
+    row: dict[str, int] = dict(zip(OP_COLUMNS, descriptor.ops[op].tolist(), strict=True))
     operands = descriptor.operands[row["operand_begin"] : row["operand_begin"] + row["boxes"]]
     begins = plan.tasks["access_begin"][plan.tasks["op"] == op].astype(np.int64)
     accesses = plan.sections["accesses"]
     written = accesses[begins + row["read_boxes"]]
     points = written["rows"].astype(np.int64) * written["cols"]
-    for number, operand in enumerate(operands):
-        axes = dict(zip(OPERAND_COLUMNS, operand.tolist(), strict=True))
-        for side in ("rows", "cols"):
-            if axes[f"{side}_axis"] == AXES["reduction"]:
-                points *= accesses[begins + number][side]
-                return int(points.sum()) * row["flops_per_point"]
+    sides = ((number, side) for number in range(row["read_boxes"]) for side in ("rows", "cols"))
+    for number, side in sides:
+        if operands[number][OPERAND_COLUMNS.index(f"{side}_axis")] == AXES["reduction"]:
+            points = points * accesses[begins + number][side]
+            break
     return int(points.sum()) * row["flops_per_point"]
 
 

@@ -1,8 +1,8 @@
 """A timeline drawn in the terminal: a row a core, a colour an op, time from left to right.
 
-Each character cell stands for two moments (its left and right half). Where there is no colour (NO_COLOR, a pipe, a log)
-letters stand for ops instead, one moment a cell. More cores than rows are drawn in groups of neighbours of one kind, the
-colour's strength (upper or lower case) saying how many of them are at work.
+Each character cell stands for two moments (its left and right half). Where there is no colour (NO_COLOR, a pipe)
+letters stand for ops instead, one moment a cell. More cores than rows are drawn in groups of neighbours of one kind; the
+strength of the colour (upper or lower case) says how many of them are at work.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def draw(
     busy, waited = _shares(timeline, rows)
     measured = timeline.kind == "measured"
     label = max((len(row.label) for row in rows), default=0)
-    shares = [percent(b).rjust(6) + (percent(w).rjust(6) if measured else "") for b, w in zip(busy, waited, strict=True)]
+    shares = [
+        percent(b).rjust(6) + (percent(w).rjust(6) if measured else "") for b, w in zip(busy, waited, strict=True)
+    ]
     width = max(16, console.width - label - 2 - len(shares[0] if shares else "") - 1)
     styles = _styles(kinds)
     letters = _letters(timeline.ops)
