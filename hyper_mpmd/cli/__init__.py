@@ -96,8 +96,9 @@ Routing = Annotated[
     str | None,
     typer.Option(
         metavar="PATTERN|FILE",
-        help="How tokens pick experts: balanced, zipf:S (popularity falls as 1/place^S), single (all the same), or JSON "
-        "counts from a file (\\[E] or \\[W]\\[E]; for FILE.py:FUNCTION, the loads of its row spaces). \\[default: zipf:1.2]",
+        help="How tokens pick experts: balanced, zipf:S (popularity falls as 1/place^S), single (all the same), or "
+        "JSON counts from a file (\\[E] or \\[W]\\[E]; for FILE.py:FUNCTION, the loads of its row spaces). "
+        "\\[default: zipf:1.2]",
         show_default=False,
         rich_help_panel=_BUILT_IN,
     ),

@@ -1,8 +1,8 @@
 """A timeline drawn in the terminal: a row a core, a colour an op, time from left to right.
 
 Each character cell stands for two moments (its left and right half). Where there is no colour (NO_COLOR, a pipe)
-letters stand for ops instead, one moment a cell. More cores than rows are drawn in groups of neighbours of one kind; the
-strength of the colour (upper or lower case) says how many of them are at work.
+letters stand for ops instead, one moment a cell. More cores than rows are drawn in groups of neighbours of one kind;
+the strength of the colour (upper or lower case) says how many of them are at work.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _IDLE, _WAITING = -1, -2
 
 @dataclass(frozen=True)
 class _Row:
+    pool: str  # cores of one kind on one rank
     label: str
     cores: list[int]
 
@@ -76,8 +77,11 @@ def draw(
     )
     put(Text(" " * (label + 2 + width) + "  busy" + ("  wait" if measured else ""), "dim"))
     moments = _moments(timeline, rows, width * (2 if colour else 1))
+    pools = {row.pool for row in rows}
     for index, row in enumerate(rows):
         op, share = moments.op[index], moments.share[index]
+        if index and row.pool != rows[index - 1].pool and len(rows) > len(pools):
+            put("")
         strip = _coloured(op, share, styles) if colour else Text("|" + _lettered(op, share, letters) + "|")
         gap = " " if colour else ""
         put(Text.assemble(row.label.ljust(label) + gap, strip, (gap + shares[index], "dim")))
@@ -99,7 +103,7 @@ def _group(cores: Sequence[str], most_rows: int) -> list[_Row]:
         for begin in range(0, len(members), together):
             some = members[begin : begin + together]
             first, last = (cores[some[i]].rpartition(" ")[2] for i in (0, -1))
-            rows.append(_Row(f"{pool} {first}" + (f"-{last}" if len(some) > 1 else ""), some))
+            rows.append(_Row(pool, f"{pool} {first}" + (f"-{last}" if len(some) > 1 else ""), some))
     return rows
 
 
@@ -200,10 +204,9 @@ def _coloured(op: NDArray[np.int64], share: NDArray[np.float64], styles: Sequenc
 def _colour(op: int, share: float, styles: Sequence[str]) -> str | None:
     if op == _IDLE:
         return None
-    if op == _WAITING:
-        return _WAIT
+    full = _WAIT if op == _WAITING else styles[op]
     strength = _FAINTEST + (1 - _FAINTEST) * round(share * 4) / 4
-    channels = (int(styles[op][i : i + 2], 16) for i in (1, 3, 5))
+    channels = (int(full[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{int(channel * strength):02X}" for channel in channels)
 
 
