@@ -65,7 +65,7 @@ def run_command(
     record = {
         **subject.settings,
         "device": device,
-        "workers": workers or min(usable_cores(), max(len(plan.sections["queues"]) for plan in plans)),
+        "workers": workers or _default_workers(plans),
         "max_rel_error": error,
         "tolerance": tolerance,
         "bit_identical": same,
@@ -107,6 +107,12 @@ def digest(outputs: Outputs) -> str:
         for name in sorted(own):
             total.update(own[name].contiguous().view(torch.uint8).numpy().tobytes() if own[name].numel() else b"")
     return total.hexdigest()
+
+
+def _default_workers(plans: Sequence[Plan]) -> int:
+    """What the engine takes: this process's processors shared out over the ranks, at most one a queue."""
+    most = max(len(plan.sections["queues"]) for plan in plans)
+    return max(1, min(most, usable_cores() // len(plans)))
 
 
 def _result(

@@ -87,7 +87,8 @@ def draw(
         put(Text.assemble(row.label.ljust(label) + gap, strip, (gap + shares[index], "dim")))
     for line in _axis(timeline.makespan_ns, width):
         put(Text(" " * (label + 1) + _plain_units(line, console), "dim"))
-    put(_legend(timeline, styles, letters, colour))
+    for entries in _legend(timeline, styles, letters, colour, console.width):
+        put(entries)
 
 
 def _group(cores: Sequence[str], most_rows: int) -> list[_Row]:
@@ -235,21 +236,26 @@ def _axis(makespan_ns: int, width: int) -> list[str]:
     return ["".join(ticks), "".join(figures).rstrip()]
 
 
-def _legend(timeline: Timeline, styles: Sequence[str], letters: Sequence[str], colour: bool) -> Text:
+def _legend(
+    timeline: Timeline, styles: Sequence[str], letters: Sequence[str], colour: bool, width: int
+) -> list[Text]:
+    """Each op that has tasks with its share of all busy time, in as many lines as it takes."""
     spans = timeline.spans
-    busy = np.bincount(
-        spans["op"], (spans["end_ns"] - spans["start_ns"]).astype(np.float64), minlength=len(timeline.ops)
-    )
-    legend = Text()
-    for index, name in enumerate(timeline.ops):
-        if not (spans["op"] == index).any():
-            continue
-        legend.append("■ " if colour else f"{letters[index]} ", styles[index] if colour else "")
-        legend.append(f"{name} {percent(busy[index] / max(1.0, busy.sum()))}   ")
+    times = (spans["end_ns"] - spans["start_ns"]).astype(np.float64)
+    busy = np.bincount(spans["op"], times, minlength=len(timeline.ops))
+    entries = [
+        Text.assemble(("■" if colour else letters[op], styles[op] if colour else ""), f" {timeline.ops[op]} {share}")
+        for op in np.unique(spans["op"]).tolist()
+        for share in [percent(busy[op] / max(1.0, busy.sum()))]
+    ]
     if timeline.kind == "measured":
-        legend.append("■ " if colour else ". ", _WAIT if colour else "")
-        legend.append("waiting")
-    return legend
+        entries.append(Text.assemble(("■" if colour else ".", _WAIT if colour else ""), " waiting"))
+    lines = [Text()]
+    for entry in entries:
+        if lines[-1] and lines[-1].cell_len + 3 + entry.cell_len > width:
+            lines.append(Text())
+        lines[-1].append("   " if lines[-1] else "").append(entry)
+    return lines
 
 
 def _plain_units(text: str, console: Console) -> str:
