@@ -232,7 +232,8 @@ def show(
     rank: Rank = None,
     backend: Backend = None,
     measured: Annotated[
-        bool, typer.Option("--measured", help="Run it here a few times and draw what really happened.", rich_help_panel=_RUNNING)
+        bool,
+        typer.Option("--measured", help="Run it here and draw what really happened.", rich_help_panel=_RUNNING),
     ] = False,
     workers: Workers = None,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows to draw at most; more cores are grouped.")] = 32,

@@ -64,6 +64,8 @@ def make_routing(
     are tokens times K.
     """
     if pattern == "balanced" or pattern == "single" or pattern.startswith("zipf:"):
+        if not is_pattern(pattern):
+            raise LoadsError(f"routing {pattern!r} is not known; it must be {PATTERNS}")
         if tokens is None:
             raise LoadsError(f"routing {pattern!r} needs a number of tokens")
         return Routing(tuple(_pattern(pattern, tokens, experts, top_k, ranks, seed)), experts)
@@ -73,7 +75,8 @@ def make_routing(
 
 def is_pattern(text: str) -> bool:
     """Whether the text is one of the patterns that need no file."""
-    return text in ("balanced", "single") or _ZIPF.fullmatch(text) is not None
+    match = _ZIPF.fullmatch(text)
+    return text in ("balanced", "single") or (match is not None and float(match[1]) > 0)
 
 
 def read_counts(path: Path, *, experts: int, ranks: int) -> NDArray[np.int64]:
@@ -105,11 +108,9 @@ def _pattern(pattern: str, tokens: int, experts: int, top_k: int, ranks: int, se
         return [ids[rng.permutation(tokens)].astype(np.int32) for ids in np.split(slots, ranks)]
     if pattern == "single":
         return [np.tile(np.arange(top_k, dtype=np.int32), (tokens, 1)) for _ in range(ranks)]
-    match = _ZIPF.fullmatch(pattern)
-    if match is None or float(match[1]) == 0:
-        raise LoadsError(f"routing {pattern!r} is not known; it must be {PATTERNS}")
+    exponent = float(pattern.removeprefix("zipf:"))
     places = rng.permutation(experts) + 1
-    scores = (-float(match[1]) * np.log(places)).astype(np.float32)
+    scores = (-exponent * np.log(places)).astype(np.float32)
     return [_draw(scores, tokens, top_k, rng) for _ in range(ranks)]
 
 

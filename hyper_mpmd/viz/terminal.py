@@ -236,9 +236,7 @@ def _axis(makespan_ns: int, width: int) -> list[str]:
     return ["".join(ticks), "".join(figures).rstrip()]
 
 
-def _legend(
-    timeline: Timeline, styles: Sequence[str], letters: Sequence[str], colour: bool, width: int
-) -> list[Text]:
+def _legend(timeline: Timeline, styles: Sequence[str], letters: Sequence[str], colour: bool, width: int) -> list[Text]:
     """Each op that has tasks with its share of all busy time, in as many lines as it takes."""
     spans = timeline.spans
     times = (spans["end_ns"] - spans["start_ns"]).astype(np.float64)
