@@ -1,4 +1,6 @@
 // hyper_mpmd._native.engine: plans in memory, their workspaces, and launches. No logic of its own.
+#include "hyper_mpmd/engine.h"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -8,8 +10,6 @@
 
 #include <cstring>
 #include <memory>
-
-#include "hyper_mpmd/engine.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

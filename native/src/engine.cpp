@@ -36,8 +36,8 @@ void cpu_relax() {
 #endif
 }
 
-// A waiter spins for a while if every thread has a processor, then yields, then sleeps ever longer. Signals cost nothing
-// extra: nobody has to be woken.
+// A waiter spins for a while if every thread has a processor, then yields, then sleeps ever longer. Signals cost
+// nothing extra: nobody has to be woken.
 class Backoff {
  public:
   explicit Backoff(bool may_spin) : may_spin_(may_spin) {}
@@ -76,7 +76,7 @@ struct Job {
   uint32_t threads = 0;  // of all ranks
   bool may_spin = false;
   size_t scratch = 0;
-  uint32_t stop = 0;  // a LaunchStatus; 0 while the launch goes on. Accessed atomically.
+  uint32_t stop = 0;                   // a LaunchStatus; 0 while the launch goes on. Accessed atomically.
   std::vector<uint32_t> workers_left;  // [rank], workers that have not finished their queues. Accessed atomically.
   std::mutex mutex;                    // of the outcome
   LaunchOutcome outcome;
@@ -99,7 +99,12 @@ template <bool kTraced>
 class CpuPlatform {
  public:
   CpuPlatform(Job& job, uint32_t rank, uint32_t worker, kernels::Scratch& scratch)
-      : job_(job), launch_((*job.ranks)[rank]), rank_(rank), worker_(worker), scratch_(scratch), backoff_(job.may_spin) {}
+      : job_(job),
+        launch_((*job.ranks)[rank]),
+        rank_(rank),
+        worker_(worker),
+        scratch_(scratch),
+        backoff_(job.may_spin) {}
 
   static uint32_t load_acquire(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
   static void add_release(uint32_t* word) { __atomic_fetch_add(word, 1, __ATOMIC_RELEASE); }
@@ -175,8 +180,8 @@ void note_blocked(Job& job, uint32_t rank, const std::vector<uint32_t>& queues, 
     BlockedCore core{rank, queues[i], cursor.next, kNone, 0, 0};
     if (cursor.wait < task.wait_count) {
       const WaitRecord& wait = image.waits[task.wait_begin + cursor.wait];
-      const uint32_t* word = wait.event < view.local_events ? &view.cells[wait.event].count
-                                                            : &view.heap[image.events[wait.event].slot];
+      const uint32_t* word =
+          wait.event < view.local_events ? &view.cells[wait.event].count : &view.heap[image.events[wait.event].slot];
       core.event = wait.event;
       core.have = __atomic_load_n(word, __ATOMIC_ACQUIRE) - event_base(view, wait.event);
       core.need = wait.threshold;
@@ -237,9 +242,8 @@ class Pool {
     bool good = true;
     try {
       while (threads_.size() < threads) {
-        threads_.emplace_back([this, index = static_cast<uint32_t>(threads_.size()), seen = generation_] {
-          loop(index, seen);
-        });
+        threads_.emplace_back(
+            [this, index = static_cast<uint32_t>(threads_.size()), seen = generation_] { loop(index, seen); });
       }
     } catch (const std::system_error&) {
       good = false;
@@ -259,7 +263,7 @@ class Pool {
   // Whether all workers have left the job, waiting for it at most `wait`.
   bool finished(Clock::duration wait) {
     std::unique_lock lock(mutex_);
-    // The system clock: a wait on the steady one is a call that ThreadSanitizer does not know yet.
+    // The system clock, as in Turn.
     return idle_.wait_until(lock, std::chrono::system_clock::now() + wait, [this] { return running_ == 0; });
   }
 
@@ -306,8 +310,35 @@ class Pool {
   bool closing_ = false;
 };
 
+// One launch at a time; callers wait for theirs, looking up now and then.
+class Turn {
+ public:
+  bool take(Clock::duration wait) {
+    std::unique_lock lock(mutex_);
+    // The system clock: ThreadSanitizer does not know the calls that wait on the steady one.
+    if (!free_.wait_until(lock, std::chrono::system_clock::now() + wait, [this] { return !taken_; })) return false;
+    taken_ = true;
+    return true;
+  }
+  void give_back() {
+    const std::lock_guard lock(mutex_);
+    taken_ = false;
+    free_.notify_one();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool taken_ = false;
+};
+
+struct TurnGuard {
+  Turn& turn;
+  ~TurnGuard() { turn.give_back(); }
+};
+
 struct Engine {
-  std::timed_mutex turn;  // one launch at a time; callers wait for theirs
+  Turn turn;
   Pool pool;
   std::atomic<bool> closed{false};
   std::mutex job_mutex;
@@ -445,13 +476,13 @@ LaunchOutcome launch(std::vector<RankLaunch>& ranks, const LaunchOptions& option
   };
   if (in_worker) return refuse(LaunchStatus::kNested);
   Engine& self = engine();
-  std::unique_lock turn(self.turn, std::defer_lock);
-  while (!turn.try_lock_for(kPollEvery)) {
+  while (!self.turn.take(kPollEvery)) {
     if (self.closed) return refuse(LaunchStatus::kClosed);
     if (options.interrupted != nullptr && options.interrupted(options.context)) {
       return refuse(LaunchStatus::kInterrupted);
     }
   }
+  const TurnGuard turn{self.turn};
   if (self.closed) return refuse(LaunchStatus::kClosed);
 
   Job job;
@@ -523,7 +554,9 @@ void close_engine() {
     const std::lock_guard lock(self.job_mutex);
     if (self.job != nullptr) self.job->end(LaunchStatus::kClosed);
   }
-  const std::lock_guard turn(self.turn);
+  while (!self.turn.take(kPollEvery)) {
+  }
+  const TurnGuard turn{self.turn};
   self.pool.join();
 }
 

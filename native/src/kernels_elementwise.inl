@@ -2,7 +2,8 @@
 
 namespace {
 
-// g / (1 + exp(-g)) as g * [1 or t] / (1 + t) with t = exp(-|g|): nothing overflows and small results keep their digits.
+// g / (1 + exp(-g)) as g * [1 or t] / (1 + t) with t = exp(-|g|): nothing overflows and small results keep their
+// digits.
 inline F silu(F g) {
   const Exponential t = exp_nonpositive((F)((U)g | 0x80000000u));
   const F scaled = g * t.first * t.mantissa * t.second;
@@ -24,12 +25,17 @@ template <typename T>
 void unpermute(int64_t tokens, int64_t k, int64_t cols, const T* y, int64_t ldy, const int32_t* index,
                const float* weights, T* out, int64_t ldo) {
   constexpr int kWide = 4;  // vectors in flight: independent sums hide the latency of each addition
+  constexpr int kLine = 64 / sizeof(T);
   for (int64_t token = 0; token < tokens; ++token, index += k, weights += k, out += ldo) {
+    // Rows lie anywhere, so the hardware cannot guess the next token's: they are fetched while this one's are added.
+    const int32_t* next = token + 1 < tokens ? index + k : index;
     int64_t col = 0;
     for (; col + kWide * kLanes <= cols; col += kWide * kLanes) {
       F sum[kWide] = {};
       for (int64_t j = 0; j < k; ++j) {
         const T* from = y + index[j] * ldy + col;
+        const T* ahead = y + next[j] * ldy + col;
+        for (int c = 0; c < kWide * kLanes; c += kLine) __builtin_prefetch(ahead + c);
         F weight = broadcast(weights[j]);
         for (int v = 0; v < kWide; ++v) sum[v] = fma(weight, load(from + v * kLanes), sum[v]);
       }

@@ -25,14 +25,15 @@ constexpr int kStripVectors = 2;
 constexpr int64_t kStrip = kStripVectors * kLanes;
 constexpr int64_t kBlockK = 256;  // a packed strip of 256 x 32 floats is 32 KiB
 constexpr int64_t kBlockM = kMaxRows * 10;
-constexpr int64_t kBlockN = 512;                 // packed w of 384 x 512 floats stays in a 1 MiB second-level cache
+constexpr int64_t kBlockN = 512;  // bounds the fp32 sums of a bf16 product, and keeps a block of y in the second cache
 constexpr int64_t kUnpackedRows = 2 * kMaxRows;  // up to here w is used where it lies
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Memory that will be read after the product at hand, fetched meanwhile: two lines or more for each step of the
-// reduction, then `step` bytes on, or `jump` bytes at every eighth step.
+// Memory that will be read after the product at hand (the next strip of w), fetched meanwhile: the lines of one strip
+// row at each step of the reduction, then `step` bytes on, or `jump` bytes at every eighth step. Without it the weights
+// of few rows arrive at a third of the memory's bandwidth.
 struct Ahead {
   const char* at;
   int64_t step, jump;
@@ -220,7 +221,7 @@ template <typename T>
 void block_product(const GemmArgs& a, const Panels& panels, const float* x, int64_t kk, int64_t depth, int64_t jc,
                    int64_t nb, float* strip, float* c, int64_t ldc, bool packed) {
   const bool add = kk > 0;
-  const T* w = static_cast<const T*>(a.w) + kk * a.ldw + jc;
+  const T* w = packed ? nullptr : static_cast<const T*>(a.w) + kk * a.ldw + jc;
   const int64_t wide = packed || panels.count > 1   ? kStrip
                        : panels.rows <= kWidestRows ? 4 * kStrip
                        : panels.rows <= kWideRows   ? 2 * kStrip
@@ -244,11 +245,12 @@ void block_product(const GemmArgs& a, const Panels& panels, const float* x, int6
   }
 }
 
+// All of it: blocks of rows, their x packed whole; in each, blocks of columns; in each, blocks of the reduction in
+// order.
 template <typename T>
 void gemm(const GemmArgs& a) {
   const bool packed = packs(a.m, a.transpose_w);
-  const bool bf16 = sizeof(T) == 2;
-  const Layout layout(bf16, a.m, a.n, a.k);
+  const Layout layout(sizeof(T) == 2, a.m, a.n, a.k);
   const int64_t blocks = (a.m + kBlockM - 1) / kBlockM;
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t row = a.m * block / blocks, mb = a.m * (block + 1) / blocks - row;

@@ -280,13 +280,15 @@ uint64_t PlanImage::heap_words() const { return peers.empty() ? 0 : peers[rank].
 bool PlanImage::dispatched() const { return launches.size() != 1 || launches[0].op != kNone; }
 
 std::string PlanImage::fault() const {
-  if (ranks == 0 || ranks > kMaxRanks || rank >= ranks) return "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
+  if (ranks == 0 || ranks > kMaxRanks || rank >= ranks)
+    return "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
   for (const uint64_t size : {tasks.size(), accesses.size(), waits.size(), signals.size(), events.size()}) {
     if (size > kMaxIndex) return "more records than an index can reach";
   }
   if (peers.size() != ranks) return "peers: one record a rank is needed";
   for (const PeerRecord& peer : peers) {
-    if (peer.heap_words > (1u << 30) || (peer.heap_words && peer.credit_slot >= peer.heap_words)) return "peers: credit past the heap";
+    if (peer.heap_words > (1u << 30) || (peer.heap_words && peer.credit_slot >= peer.heap_words))
+      return "peers: credit past the heap";
   }
   if (std::string what = tensor_fault(*this); !what.empty()) return what;
   for (size_t i = 0; i < tasks.size(); ++i) {
@@ -312,7 +314,8 @@ std::string world_fault(const std::vector<const PlanImage*>& images) {
     for (size_t s = 0; s < images.size(); ++s) {
       if (s == r) continue;
       const PlanImage& peer = *images[s];
-      if (peer.peers[r].heap_words != image.heap_words()) return mine + "rank " + std::to_string(s) + " sees another heap";
+      if (peer.peers[r].heap_words != image.heap_words())
+        return mine + "rank " + std::to_string(s) + " sees another heap";
       for (const TaskRecord& task : peer.tasks) {
         for (uint32_t i = 0; i < task.signal_count; ++i) {
           const SignalRecord& signal = peer.signals[task.signal_begin + i];

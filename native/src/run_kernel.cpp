@@ -65,10 +65,9 @@ std::string run_kernel(const PlanImage& image, const TensorTable& tensors, const
     }
     case Kernel::kUnpermute: {
       const View x = box(0), index = box(1), weights = box(2), y = box(3);
-      const int64_t bad =
-          kernels::unpermute(x.dtype, y.rows, index.cols, y.cols, x.data, x.ld, x.rows,
-                             reinterpret_cast<const int32_t*>(index.data),
-                             reinterpret_cast<const float*>(weights.data), y.data, y.ld);
+      const int64_t bad = kernels::unpermute(x.dtype, y.rows, index.cols, y.cols, x.data, x.ld, x.rows,
+                                             reinterpret_cast<const int32_t*>(index.data),
+                                             reinterpret_cast<const float*>(weights.data), y.data, y.ld);
       if (bad != kernels::kIndexesGood) return bad_index(index, bad, x.rows);
       break;
     }

@@ -29,23 +29,23 @@ inline bool failed(const char* file, int line, const char* what) {
 
 #define CHECK(condition) ((condition) || check::failed(__FILE__, __LINE__, "CHECK(" #condition ") is false"))
 
-#define CHECK_EQ(got, expected)                                                                   \
-  do {                                                                                            \
-    const auto& check_got = (got);                                                                \
-    const auto& check_expected = (expected);                                                      \
-    if (!(check_got == check_expected)) {                                                         \
-      check::failed(__FILE__, __LINE__, "CHECK_EQ(" #got ", " #expected ")");                     \
-      std::cerr << "  got " << check_got << ", expected " << check_expected << '\n';              \
-    }                                                                                             \
+#define CHECK_EQ(got, expected)                                                      \
+  do {                                                                               \
+    const auto& check_got = (got);                                                   \
+    const auto& check_expected = (expected);                                         \
+    if (!(check_got == check_expected)) {                                            \
+      check::failed(__FILE__, __LINE__, "CHECK_EQ(" #got ", " #expected ")");        \
+      std::cerr << "  got " << check_got << ", expected " << check_expected << '\n'; \
+    }                                                                                \
   } while (false)
 
-#define CHECK_THROWS(expression, Error)                                                           \
-  do {                                                                                            \
-    bool check_thrown = false;                                                                    \
-    try {                                                                                         \
-      (void)(expression);                                                                         \
-    } catch (const Error&) {                                                                      \
-      check_thrown = true;                                                                        \
-    }                                                                                             \
-    if (!check_thrown) check::failed(__FILE__, __LINE__, #expression " did not throw " #Error);   \
+#define CHECK_THROWS(expression, Error)                                                         \
+  do {                                                                                          \
+    bool check_thrown = false;                                                                  \
+    try {                                                                                       \
+      (void)(expression);                                                                       \
+    } catch (const Error&) {                                                                    \
+      check_thrown = true;                                                                      \
+    }                                                                                           \
+    if (!check_thrown) check::failed(__FILE__, __LINE__, #expression " did not throw " #Error); \
   } while (false)

@@ -1,7 +1,5 @@
 // The kernels on buffers of exactly the size they may touch (for AddressSanitizer), from several threads at once (for
 // ThreadSanitizer), under every instruction set of the machine. Accuracy is tested from Python.
-#include "hyper_mpmd/kernels.h"
-
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "check.h"
+#include "hyper_mpmd/kernels.h"
 #include "hyper_mpmd/lent_gemm.h"
 
 using namespace hyper_mpmd;

@@ -69,17 +69,15 @@ def test_the_lent_call_is_below_autograd_autocast_and_dispatch_modes(lent):
     x, w = torch.randn(20, 30, requires_grad=True), torch.randn(30, 40, requires_grad=True)
     y = torch.empty(20, 40)
     with torch.autocast("cpu", torch.bfloat16), Recorder() as recorder:
-        K.gemm_by(
-            K.GemmWay.lent, K.DType.float32, 20, 40, 30, x.data_ptr(), 30, w.data_ptr(), 40, y.data_ptr(), 40
-        )
+        K.gemm_by(K.GemmWay.lent, K.DType.float32, 20, 40, 30, x.data_ptr(), 30, w.data_ptr(), 40, y.data_ptr(), 40)
         seen = recorder.seen
     assert seen == ()
     assert y.grad_fn is None
     torch.testing.assert_close(y, (x @ w).detach(), rtol=1e-5, atol=1e-5)
 
 
-# Counts seen by torch, OpenMP and MKL: in the main thread before and after, in a worker, in a thread that was there before
-# and in one started afterwards.
+# Counts seen by torch, OpenMP and MKL: in the main thread before and after, in a worker before and after a product, in
+# a thread that was there before, and in one started afterwards.
 _COUNTS_SCRIPT = """
 import ctypes, json, queue, sys, threading
 import torch

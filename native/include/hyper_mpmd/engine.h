@@ -68,8 +68,8 @@ struct RankLaunch {
 };
 
 struct LaunchOptions {
-  uint32_t workers = 0;   // threads of each rank; 0: as many as the processors allow, and no more than queues
-  double timeout_s = 0;   // 0: none
+  uint32_t workers = 0;  // threads of each rank; 0: as many as the processors allow, and no more than queues
+  double timeout_s = 0;  // 0: none
   void* context = nullptr;
   bool (*interrupted)(void* context) = nullptr;  // polled by the launching thread about every 20 ms
   bool (*python_task)(void* context, uint32_t rank, uint32_t task) = nullptr;  // a Python kernel; false: it failed

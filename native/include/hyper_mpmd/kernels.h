@@ -23,7 +23,7 @@ namespace hyper_mpmd::kernels {
 void gemm(DType dtype, int64_t m, int64_t n, int64_t k, const void* x, int64_t ldx, const void* w, int64_t ldw, void* y,
           int64_t ldy, Scratch& scratch, bool transpose_x = false, bool transpose_w = false);
 
-// What the gemm with these arguments will take from its scratch.
+// What the gemm with these arguments will take from its scratch: room for some 140 rows of x and a few strips in fp32.
 size_t gemm_scratch_bytes(DType dtype, int64_t m, int64_t n, int64_t k);
 
 // Two ways to the same product: our own kernels, or the multiply that torch lends (lent_gemm.h). gemm takes the one

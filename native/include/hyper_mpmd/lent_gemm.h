@@ -26,8 +26,9 @@ struct LentGemm {
 bool lend_gemm(const LentGemm* gemm);
 bool gemm_is_lent();
 
-// To be called by every worker thread before its first gemm: torch, OpenMP and MKL will run one thread *in this
-// thread*, and no other thread, present or future, is affected. Does nothing when nothing is lent. Cheap to repeat.
+// To be called by every worker thread before its first task, never in a thread of the user's: whatever torch code runs
+// in this thread from now on, the lent gemm or a Python kernel, runs on one thread, and no other thread, present or
+// future, is affected. Does nothing when nothing is lent. Cheap to repeat.
 void lent_gemm_thread_init();
 
 }  // namespace hyper_mpmd::kernels

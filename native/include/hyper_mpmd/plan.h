@@ -1,5 +1,6 @@
-// The records of a plan: plain structs in one place, read by the CPU engine, the prover, the simulator and an NPU kernel.
-// hyper_mpmd/scheduler/records.py mirrors them as numpy dtypes; tests/scheduler/test_records.py compares every offset.
+// The records of a plan: plain structs in one place, read by the CPU engine, the prover, the simulator and an NPU
+// kernel. hyper_mpmd/scheduler/records.py mirrors them as numpy dtypes; tests/scheduler/test_records.py compares every
+// offset.
 #pragma once
 
 #include <cstddef>
@@ -60,7 +61,7 @@ struct WaitRecord {
 static_assert(sizeof(WaitRecord) == 8);
 
 struct SignalRecord {
-  uint32_t rank;   // this rank: `event` is an index into the events; a peer: a slot of the peer's heap
+  uint32_t rank;  // this rank: `event` is an index into the events; a peer: a slot of the peer's heap
   uint32_t event;
 };
 static_assert(sizeof(SignalRecord) == 8);

@@ -24,7 +24,7 @@ struct PlanImage {
   std::vector<uint32_t> dependencies;
   std::vector<PeerRecord> peers;
 
-  uint32_t local_events() const;     // events before the first one of another rank
+  uint32_t local_events() const;  // events before the first one of another rank
   uint64_t bytes_of(uint32_t tensor) const;
   uint64_t workspace_bytes() const;  // of the tensors in the workspace
   uint64_t symmetric_bytes() const;  // of the tensors that peers write, on this rank
@@ -36,7 +36,8 @@ struct PlanImage {
   std::string fault() const;
 };
 
-// What is wrong across the images of a world (ranks in order): a signal to a slot that nobody waits for, boxes on peers.
+// What is wrong across the images of a world (ranks in order): a signal to a slot that nobody waits for, boxes on
+// peers.
 std::string world_fault(const std::vector<const PlanImage*>& images);
 
 }  // namespace hyper_mpmd

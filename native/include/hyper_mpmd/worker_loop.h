@@ -32,11 +32,11 @@ struct RankView {
   uint32_t rank;
   uint32_t local_events;  // events [0, local_events) have cells; the others are words of the heap
   EventCell* cells;
-  const uint32_t* heap;              // words that peers write
-  const uint32_t* heap_base;         // of event local_events + i at [i], when this launch began
-  uint32_t* const* peer_heaps;       // [rank]
-  const uint32_t* gates;             // [launch], nonzero once the host has dispatched it; null: all open
-  uint32_t* launch_done;             // [launch], tasks finished; null where gates is
+  const uint32_t* heap;         // words that peers write
+  const uint32_t* heap_base;    // of event local_events + i at [i], when this launch began
+  uint32_t* const* peer_heaps;  // [rank]
+  const uint32_t* gates;        // [launch], nonzero once the host has dispatched it; null: all open
+  uint32_t* launch_done;        // [launch], tasks finished; null where gates is
 };
 
 // Where a worker stands in one queue.
