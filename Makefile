@@ -21,6 +21,14 @@ setup: .venv/built
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
+demo: setup
+	$(BIN)/python examples/demo.py $(if $(TEXT),--text $(TEXT))
+
+# Every benchmark takes --rounds and --json; make bench ROUNDS=25 for steadier figures.
+ROUNDS ?= 5
+bench: setup
+	for file in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$file --rounds $(ROUNDS) || exit 1; done
+
 test: setup native-test
 	$(BIN)/python -m pytest -m "not slow"
 
