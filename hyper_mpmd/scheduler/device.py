@@ -30,8 +30,8 @@ class Device(BaseModel):
 
     unified: every core is both AIC and AIV (a CPU); then aic == aiv counts the same cores.
     cube_flops_per_us, vector_flops_per_us: float32 and bfloat16 operations of one core in a microsecond.
-    cube_ramp, vector_ramp: rows and columns that a tile pays for on top of its own (packing, pipeline fill, the start and
-    the end of a SIMD loop).
+    cube_ramp, vector_ramp: rows and columns that a tile pays for on top of its own (packing, pipeline fill, start and
+    end of a SIMD loop).
     bytes_per_us: what one core of each kind reads and writes in a microsecond (caches included).
     row_bytes: what each row of a box that is not whole rows costs on top of its bytes (a transfer that starts anew).
     memory_bytes_per_us: of the main memory, all cores together: for the bound.

@@ -82,7 +82,7 @@ class Op(BaseModel):
             raise OpRuleError(f"{cls.__name__}: core is {cls.core!r}; core kinds are cube, vector and comm")
         if getattr(cls, "rule", None) is None:
             raise OpRuleError(f"{cls.__name__} declares no tile rule (class variable `rule`)")
-        check_rule(cls.__name__, cls.rule)
+        check_rule(cls.__name__, cls.rule, cls.inplace)
         known = _REGISTRY.get(cls.__name__)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NameTakenError(

@@ -14,7 +14,7 @@
 #include <memory>
 #include <optional>
 
-#include "planner.h"
+#include "bind.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -81,43 +81,40 @@ nb::tuple to_python(pl::Program&& program, const std::vector<pl::TileSize>& tile
                         to_numpy<pl::TileSize, int64_t>(std::vector(tiles)));
 }
 
-pl::Descriptor make_descriptor(int64_t ranks, const Table& spaces, const Table& tensors, const Table& ops,
-                               const Table& operands, std::vector<std::string> space_names,
-                               std::vector<std::string> tensor_names, std::vector<std::string> op_names) {
-  return {ranks,
-          rows_of<pl::SpaceRow>(spaces),
-          rows_of<pl::TensorRow>(tensors),
-          rows_of<pl::OpRow>(ops),
-          rows_of<pl::OperandRow>(operands),
-          std::move(space_names),
-          std::move(tensor_names),
-          std::move(op_names)};
+void make_descriptor(pl::Descriptor* self, int64_t ranks, const Table& spaces, const Table& tensors, const Table& ops,
+                     const Table& operands, std::vector<std::string> space_names, std::vector<std::string> tensor_names,
+                     std::vector<std::string> op_names) {
+  new (self) pl::Descriptor{ranks,
+                            rows_of<pl::SpaceRow>(spaces),
+                            rows_of<pl::TensorRow>(tensors),
+                            rows_of<pl::OpRow>(ops),
+                            rows_of<pl::OperandRow>(operands),
+                            std::move(space_names),
+                            std::move(tensor_names),
+                            std::move(op_names)};
 }
 
-pl::Device make_device(const std::array<int64_t, 3>& cores, const std::array<int64_t, 8>& cube_and_vector,
-                       const std::array<int64_t, 4>& bytes, const std::array<int64_t, 4>& times,
-                       std::vector<int64_t> row_tiles, std::vector<int64_t> col_tiles) {
-  pl::Device d{};
-  d.aic = cores[0];
-  d.aiv = cores[1];
-  d.unified = cores[2] != 0;
-  for (int i = 0; i < 2; ++i) {
-    d.cube_flops[i] = cube_and_vector[i];
-    d.vector_flops[i] = cube_and_vector[2 + i];
-    d.cube_ramp[i] = cube_and_vector[4 + i];
-    d.vector_ramp[i] = cube_and_vector[6 + i];
-  }
-  d.cube_bytes = bytes[0];
-  d.vector_bytes = bytes[1];
-  d.link_bytes = bytes[2];
-  d.row_bytes = bytes[3];
-  d.task_ns = times[0];
-  d.event_ns = times[1];
-  d.remote_ns = times[2];
-  d.launch_ns = times[3];
-  d.row_tiles = std::move(row_tiles);
-  d.col_tiles = std::move(col_tiles);
-  return d;
+// cores: AIC, AIV, unified; rates: float32 and bfloat16 of the cube, of the vector unit, then both ramps.
+void make_device(pl::Device* self, const std::array<int64_t, 3>& cores, const std::array<int64_t, 8>& rates,
+                 const std::array<int64_t, 4>& bytes, const std::array<int64_t, 4>& times,
+                 std::vector<int64_t> row_tiles, std::vector<int64_t> col_tiles) {
+  new (self) pl::Device{cores[0],
+                        cores[1],
+                        cores[2] != 0,
+                        {rates[0], rates[1]},
+                        {rates[2], rates[3]},
+                        {rates[4], rates[5]},
+                        {rates[6], rates[7]},
+                        bytes[0],
+                        bytes[1],
+                        bytes[2],
+                        bytes[3],
+                        times[0],
+                        times[1],
+                        times[2],
+                        times[3],
+                        std::move(row_tiles),
+                        std::move(col_tiles)};
 }
 
 pl::Policy policy_of(const std::string& name) {
@@ -234,110 +231,13 @@ nb::dict schedule(int64_t rank, int64_t ranks, int64_t local_events, const std::
   return to_python(std::move(plan));
 }
 
-#define FIELD(Record, name) fields.append(nb::make_tuple(#name, offsetof(Record, name), sizeof(Record::name)))
-
-// Every field of every record with its offset and size, for the test that compares them with the numpy dtypes.
-nb::dict record_layouts() {
-  nb::dict layouts;
-  auto add = [&](const char* name, size_t size, nb::list fields) { layouts[name] = nb::make_tuple(size, fields); };
-  {
-    nb::list fields;
-    FIELD(TaskRecord, op), FIELD(TaskRecord, number), FIELD(TaskRecord, group), FIELD(TaskRecord, peer);
-    FIELD(TaskRecord, launch), FIELD(TaskRecord, access_begin), FIELD(TaskRecord, access_count);
-    FIELD(TaskRecord, wait_begin), FIELD(TaskRecord, wait_count), FIELD(TaskRecord, signal_begin);
-    FIELD(TaskRecord, signal_count), FIELD(TaskRecord, cost_ns), FIELD(TaskRecord, start_ns);
-    FIELD(TaskRecord, end_ns);
-    add("tasks", sizeof(TaskRecord), fields);
+int64_t longest_path(const Costs& weights, const Costs& sources, const Costs& targets, const Costs& latencies) {
+  if (sources.shape(0) != targets.shape(0) || sources.shape(0) != latencies.shape(0)) {
+    throw pl::BadProgram("edges need a source, a target and a latency each");
   }
-  {
-    nb::list fields;
-    FIELD(AccessRecord, tensor), FIELD(AccessRecord, rank), FIELD(AccessRecord, row), FIELD(AccessRecord, rows);
-    FIELD(AccessRecord, col), FIELD(AccessRecord, cols);
-    add("accesses", sizeof(AccessRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(WaitRecord, event), FIELD(WaitRecord, threshold);
-    add("waits", sizeof(WaitRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(SignalRecord, rank), FIELD(SignalRecord, event);
-    add("signals", sizeof(SignalRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(EventRecord, threshold), FIELD(EventRecord, signaller), FIELD(EventRecord, slot), FIELD(EventRecord, op);
-    FIELD(EventRecord, order), FIELD(EventRecord, tensor), FIELD(EventRecord, row), FIELD(EventRecord, rows);
-    FIELD(EventRecord, col), FIELD(EventRecord, cols);
-    add("events", sizeof(EventRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(QueueRecord, kind), FIELD(QueueRecord, core), FIELD(QueueRecord, begin), FIELD(QueueRecord, count);
-    add("queues", sizeof(QueueRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(LaunchRecord, op), FIELD(LaunchRecord, task_count), FIELD(LaunchRecord, dependency_begin);
-    FIELD(LaunchRecord, dependency_count), FIELD(LaunchRecord, start_ns), FIELD(LaunchRecord, end_ns);
-    add("launches", sizeof(LaunchRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(OpRecord, kernel), FIELD(OpRecord, kind), FIELD(OpRecord, dtype), FIELD(OpRecord, read_count);
-    FIELD(OpRecord, hop), FIELD(OpRecord, route);
-    add("ops", sizeof(OpRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(TensorRecord, dtype), FIELD(TensorRecord, role), FIELD(TensorRecord, storage);
-    FIELD(TensorRecord, reserved), FIELD(TensorRecord, rows), FIELD(TensorRecord, cols), FIELD(TensorRecord, offset);
-    add("tensors", sizeof(TensorRecord), fields);
-  }
-  {
-    nb::list fields;
-    FIELD(PeerRecord, credit_slot), FIELD(PeerRecord, heap_words);
-    add("peers", sizeof(PeerRecord), fields);
-  }
-  return layouts;
-}
-
-#undef FIELD
-
-nb::dict constants() {
-  nb::dict found;
-  found["PLAN_VERSION"] = kPlanVersion;
-  found["NONE"] = kNone;
-  found["MAX_INDEX"] = kMaxIndex;
-  found["MAX_THRESHOLD"] = kMaxThreshold;
-  found["MAX_RANKS"] = kMaxRanks;
-  found["MAX_WORK"] = kMaxWork;
-  found["MAX_TIME"] = kMaxTime;
-  found["MAX_BYTES"] = kMaxBytes;
-  found["ALIGNMENT"] = kAlignment;
-  found["WORDS_PER_LINE"] = kWordsPerLine;
-  found["AIC"] = static_cast<uint32_t>(CoreKind::kAic);
-  found["AIV"] = static_cast<uint32_t>(CoreKind::kAiv);
-  found["BOTH"] = static_cast<uint32_t>(CoreKind::kBoth);
-  found["ROW_UNIT"] = pl::kRowUnit;
-  found["COL_UNIT"] = pl::kColUnit;
-  nb::dict kernels;
-  kernels["nop"] = static_cast<uint32_t>(Kernel::kNop);
-  kernels["python"] = static_cast<uint32_t>(Kernel::kPython);
-  kernels["copy"] = static_cast<uint32_t>(Kernel::kCopy);
-  kernels["permute"] = static_cast<uint32_t>(Kernel::kPermute);
-  kernels["gemm"] = static_cast<uint32_t>(Kernel::kGemm);
-  kernels["swiglu"] = static_cast<uint32_t>(Kernel::kSwiGLU);
-  kernels["unpermute"] = static_cast<uint32_t>(Kernel::kUnpermute);
-  found["KERNELS"] = kernels;
-  nb::dict roles;
-  roles["input"] = static_cast<uint32_t>(Role::kInput);
-  roles["output"] = static_cast<uint32_t>(Role::kOutput);
-  roles["workspace"] = static_cast<uint32_t>(Role::kWorkspace);
-  roles["symmetric"] = static_cast<uint32_t>(Role::kSymmetric);
-  found["ROLES"] = roles;
-  return found;
+  auto span = [](const Costs& a) { return std::span<const int64_t>(a.data(), a.shape(0)); };
+  nb::gil_scoped_release unlocked;
+  return pl::longest_path(span(weights), span(sources), span(targets), span(latencies));
 }
 
 nb::dict table_columns() {
@@ -371,24 +271,12 @@ void translate(const std::exception_ptr& pending, void*) {
 void bind_planner(nb::module_& parent) {
   nb::module_ m = parent.def_submodule("planner", "Lowering and scheduling; see hyper_mpmd.scheduler.backend.");
   nb::register_exception_translator(translate);
-  nb::class_<pl::Descriptor>(m, "Descriptor")
-      .def("__init__", [](pl::Descriptor* self, int64_t ranks, Table spaces, Table tensors, Table ops, Table operands,
-                          std::vector<std::string> space_names, std::vector<std::string> tensor_names,
-                          std::vector<std::string> op_names) {
-        new (self) pl::Descriptor(make_descriptor(ranks, spaces, tensors, ops, operands, std::move(space_names),
-                                                  std::move(tensor_names), std::move(op_names)));
-      });
-  nb::class_<pl::Device>(m, "Device")
-      .def("__init__", [](pl::Device* self, const std::array<int64_t, 3>& cores, const std::array<int64_t, 8>& rates,
-                          const std::array<int64_t, 4>& bytes, const std::array<int64_t, 4>& times,
-                          std::vector<int64_t> row_tiles, std::vector<int64_t> col_tiles) {
-        new (self) pl::Device(make_device(cores, rates, bytes, times, std::move(row_tiles), std::move(col_tiles)));
-      });
+  nb::class_<pl::Descriptor>(m, "Descriptor").def("__init__", &make_descriptor);
+  nb::class_<pl::Device>(m, "Device").def("__init__", &make_device);
   m.def("lower", &lower, "descriptor"_a, "loads"_a, "device"_a, "ranks"_a, "given"_a);
   m.def("plan", &plan, "descriptor"_a, "loads"_a, "device"_a, "policy"_a, "ranks"_a, "given"_a);
   m.def("schedule", &schedule, "rank"_a, "ranks"_a, "local_events"_a, "records"_a, "costs"_a, "device"_a, "policy"_a);
-  m.def("record_layouts", &record_layouts);
-  m.def("constants", &constants);
+  m.def("longest_path", &longest_path, "weights"_a, "sources"_a, "targets"_a, "latencies"_a);
   m.def("table_columns", &table_columns);
 }
 

@@ -370,4 +370,11 @@ struct Plan {
 
 Plan assemble(const ProgramView&, const Device&, Policy);
 
+// ---- longest_path.cpp
+// -------------------------------------------------------------------------------------------------
+
+// The largest sum of node weights and edge latencies along any path. Throws Cycle where there is none.
+int64_t longest_path(std::span<const int64_t> weights, std::span<const int64_t> sources,
+                     std::span<const int64_t> targets, std::span<const int64_t> latencies);
+
 }  // namespace hyper_mpmd::planner
