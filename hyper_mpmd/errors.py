@@ -65,6 +65,10 @@ class UnknownPolicyError(HyperMpmdError, ValueError):
     """A policy name that does not exist."""
 
 
+class UnknownBackendError(HyperMpmdError, ValueError):
+    """A planning backend that does not exist, or that is not installed here."""
+
+
 class TileSizeError(HyperMpmdError, ValueError):
     """Tile sizes that the user gave and the op cannot take."""
 

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hyper_mpmd.errors import UnknownBackendError
 from hyper_mpmd.scheduler.descriptor import Descriptor
 from hyper_mpmd.scheduler.device import Device
 from hyper_mpmd.scheduler.program import TileProgram
-from hyper_mpmd.scheduler.records import Records
+from hyper_mpmd.scheduler.records import SECTIONS, Records
 
 LoadsBySpace = Mapping[int, NDArray[np.int64]]
 TileSizes = dict[int, tuple[int, int]]
+Sections = dict[str, Records]
 
 
 class Backend(Protocol):
-    """Lowering and scheduling. loads: {row space index: int64 [ranks, groups]}; given: {op index: tile rows, columns}."""
+    """Lowering and scheduling. loads: {row space index: int64 [ranks, groups]}; given: {op index: tile rows, columns}.
+
+    Several ranks of a world are lowered in one call: they share the layout and the choice of tiles.
+    """
 
     def lower(
-        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, rank: int, given: TileSizes
-    ) -> TileProgram: ...
+        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, ranks: Sequence[int], given: TileSizes
+    ) -> list[TileProgram]:
+        """The tile programs of these ranks."""
+        ...
 
-    def schedule(self, program: TileProgram, device: Device, policy: str) -> dict[str, Records]: ...
+    def schedule(self, program: TileProgram, device: Device, policy: str) -> Sections:
+        """A plan's sections."""
+        ...
 
     def plan(
-        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, policy: str, rank: int, given: TileSizes
-    ) -> tuple[dict[str, Records], NDArray[np.int64]]:
-        """Lower and schedule in one go: the plan's sections, and the tile sizes [ops, 2]."""
+        self,
+        descriptor: Descriptor,
+        loads: LoadsBySpace,
+        device: Device,
+        policy: str,
+        ranks: Sequence[int],
+        given: TileSizes,
+    ) -> tuple[list[Sections], NDArray[np.int64]]:
+        """Lower and schedule in one go: the sections of each of these ranks' plans, and the tile sizes [ops, 2]."""
         ...
 
 
@@ -37,24 +53,120 @@ class PythonBackend:
     """The twin."""
 
     def lower(
-        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, rank: int, given: TileSizes
-    ) -> TileProgram:
+        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, ranks: Sequence[int], given: TileSizes
+    ) -> list[TileProgram]:
         from hyper_mpmd.scheduler.twin.lower import lower
 
-        return lower(descriptor, loads, device, rank, given)
+        return lower(descriptor, loads, device, list(ranks), given)
 
-    def schedule(self, program: TileProgram, device: Device, policy: str) -> dict[str, Records]:
+    def schedule(self, program: TileProgram, device: Device, policy: str) -> Sections:
         from hyper_mpmd.scheduler.twin.schedule import POLICIES, assemble
 
         return assemble(program, POLICIES[policy](program, device), device, policy)
 
     def plan(
-        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, policy: str, rank: int, given: TileSizes
-    ) -> tuple[dict[str, Records], NDArray[np.int64]]:
-        program = self.lower(descriptor, loads, device, rank, given)
-        return self.schedule(program, device, policy), program.tiles
+        self,
+        descriptor: Descriptor,
+        loads: LoadsBySpace,
+        device: Device,
+        policy: str,
+        ranks: Sequence[int],
+        given: TileSizes,
+    ) -> tuple[list[Sections], NDArray[np.int64]]:
+        programs = self.lower(descriptor, loads, device, ranks, given)
+        return [self.schedule(program, device, policy) for program in programs], programs[0].tiles
+
+
+# The sections of a TileProgram that come as records, with their names in a plan.
+PROGRAM_SECTIONS = ("ops", "tensors", "tasks", "accesses", "waits", "signals", "events", "peers")
+
+
+class NativeBackend:
+    """The C++ planner. It releases the GIL while it works, and its arrays are handed over without a copy."""
+
+    def __init__(self, planner: Any) -> None:
+        self.planner = planner
+
+    def lower(
+        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, ranks: Sequence[int], given: TileSizes
+    ) -> list[TileProgram]:
+        found = self.planner.lower(
+            descriptor.native, list(loads.items()), self._device(device), list(ranks), _given(given)
+        )
+        programs = []
+        for rank, (sections, costs, local_events, tiles) in zip(ranks, found, strict=True):
+            records = {name: sections[name].view(SECTIONS[name]) for name in PROGRAM_SECTIONS}
+            programs.append(
+                TileProgram(
+                    rank=rank,
+                    ranks=descriptor.ranks,
+                    costs=costs,
+                    local_events=local_events,
+                    tiles=tiles.reshape(-1, 2),
+                    **records,
+                )
+            )
+        return programs
+
+    def schedule(self, program: TileProgram, device: Device, policy: str) -> Sections:
+        records = [_bytes(getattr(program, name), name) for name in PROGRAM_SECTIONS]
+        costs = np.ascontiguousarray(program.costs, np.int64)
+        found = self.planner.schedule(
+            program.rank, program.ranks, program.local_events, records, costs, self._device(device), policy
+        )
+        return {name: found[name].view(dtype) for name, dtype in SECTIONS.items()}
+
+    def plan(
+        self,
+        descriptor: Descriptor,
+        loads: LoadsBySpace,
+        device: Device,
+        policy: str,
+        ranks: Sequence[int],
+        given: TileSizes,
+    ) -> tuple[list[Sections], NDArray[np.int64]]:
+        plans, tiles = self.planner.plan(
+            descriptor.native, list(loads.items()), self._device(device), policy, list(ranks), _given(given)
+        )
+        return [
+            {name: sections[name].view(dtype) for name, dtype in SECTIONS.items()} for sections in plans
+        ], tiles.reshape(-1, 2)
+
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def _device(device: Device) -> Any:
+        from hyper_mpmd._native import planner
+
+        return planner.Device(
+            [device.aic, device.aiv, int(device.unified)],
+            [*device.cube_flops_per_us, *device.vector_flops_per_us, *device.cube_ramp, *device.vector_ramp],
+            [device.cube_bytes_per_us, device.vector_bytes_per_us, device.link_bytes_per_us, device.row_bytes],
+            [device.task_ns, device.event_ns, device.remote_ns, device.launch_ns],
+            list(device.row_tiles),
+            list(device.col_tiles),
+        )
+
+
+def _given(given: TileSizes) -> list[tuple[int, int, int]]:
+    return [(op, rows, cols) for op, (rows, cols) in given.items()]
+
+
+def _bytes(records: Records, name: str) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(records, SECTIONS[name]).view(np.uint8)
 
 
 def get_backend(name: Literal["native", "python"] | None) -> Backend:
-    """The backend of that name."""
-    return PythonBackend()
+    """The backend of that name; for None the native one where it is installed, else the twin."""
+    if name == "python":
+        return PythonBackend()
+    if name not in (None, "native"):
+        raise UnknownBackendError(f"no backend is called {name!r}; known: native, python")
+    try:
+        from hyper_mpmd._native import planner
+    except ImportError as error:
+        if name is None:
+            return PythonBackend()
+        raise UnknownBackendError(
+            f"the native backend is not installed ({error}); build it with `make setup`, or use backend='python'"
+        ) from error
+    return NativeBackend(planner)

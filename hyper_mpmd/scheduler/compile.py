@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hyper_mpmd.errors import TileSizeError, UnknownPolicyError, WorldSizeError
-from hyper_mpmd.scheduler.backend import Backend, get_backend
+from hyper_mpmd.scheduler.backend import get_backend
 from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, Descriptor, describe
 from hyper_mpmd.scheduler.device import Device, get_device
-from hyper_mpmd.scheduler.loads import Loads, check_loads
+from hyper_mpmd.scheduler.loads import check_loads
 from hyper_mpmd.scheduler.plan import Plan, PlanHeader
 from hyper_mpmd.scheduler.records import MAX_INDEX, MAX_RANKS
 from hyper_mpmd.scheduler.world import World
@@ -51,34 +48,29 @@ def compile(  # the word users expect, always written hm.compile
     given = _check_tiles(descriptor, tiles or {})
     planner = get_backend(backend)
     wanted = range(ranks) if rank is None else [rank]
-    plans = [_plan(graph, descriptor, counts, target, policy, member, given, planner) for member in wanted]
+    by_space = {descriptor.space_names.index(name): n for name, n in counts.items()}
+    sections, sizes = planner.plan(descriptor, by_space, target, policy, wanted, given)
+    loads_by_name = {name: n.tolist() for name, n in counts.items()}
+    tiles_by_name = dict(zip(descriptor.op_names, map(tuple, sizes.tolist()), strict=True))
+    plans = [
+        # All of it was checked above or made here, so validation would only cost time: planning is done every step.
+        Plan(
+            PlanHeader.model_construct(
+                graph=descriptor.graph_json,
+                loads=loads_by_name,
+                device=target,
+                policy=policy,
+                rank=member,
+                ranks=ranks,
+                tiles=tiles_by_name,
+            ),
+            records,
+        )
+        for member, records in zip(wanted, sections, strict=True)
+    ]
     if rank is None and (ranks > 1 or world is not None):
         return World(plans)
     return plans[0]
-
-
-def _plan(
-    graph: TaskGraph,
-    descriptor: Descriptor,
-    counts: Loads,
-    device: Device,
-    policy: str,
-    rank: int,
-    given: dict[int, tuple[int, int]],
-    planner: Backend,
-) -> Plan:
-    by_space: dict[int, NDArray[np.int64]] = {descriptor.space_names.index(name): n for name, n in counts.items()}
-    sections, tiles = planner.plan(descriptor, by_space, device, policy, rank, given)
-    header = PlanHeader(
-        graph=graph.to_json(),
-        loads={name: n.tolist() for name, n in counts.items()},
-        device=device,
-        policy=policy,
-        rank=rank,
-        ranks=graph.ranks,
-        tiles={name: (int(rows), int(cols)) for name, (rows, cols) in zip(descriptor.op_names, tiles, strict=True)},
-    )
-    return Plan(header, sections)
 
 
 def _check_world(graph: TaskGraph, world: int | None, rank: int | None) -> int:

@@ -6,7 +6,8 @@ Packed once a graph (and again when it changes); only the loads differ from step
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,10 @@ AXES = {"all": 0, "rows": 1, "cols": 2, "reduction": 3}
 
 @dataclass(frozen=True)
 class Descriptor:
-    """The tables, one row an item, and how many ranks the graph is written for. space_names etc. keep the order."""
+    """The tables, one row an item, and how many ranks the graph is written for. space_names etc. keep the order.
+
+    graph_json: the graph itself, for plan headers.
+    """
 
     ranks: int
     spaces: Table
@@ -47,6 +51,15 @@ class Descriptor:
     space_names: tuple[str, ...]
     tensor_names: tuple[str, ...]
     op_names: tuple[str, ...]
+    graph_json: str
+
+    @cached_property
+    def native(self) -> Any:
+        """The same tables as the native code holds them."""
+        from hyper_mpmd._native import planner
+
+        names = (list(self.space_names), list(self.tensor_names), list(self.op_names))
+        return planner.Descriptor(self.ranks, self.spaces, self.tensors, self.ops, self.operands, *names)
 
 
 def describe(graph: TaskGraph) -> Descriptor:
@@ -60,10 +73,11 @@ def _pack(graph: TaskGraph) -> Descriptor:
     spaces, tensors, nodes = list(graph.spaces), graph.tensors, graph.nodes
     space_index = {name: index for index, name in enumerate(spaces)}
     tensor_index = {name: index for index, name in enumerate(tensors)}
-    hops = _hop_levels(nodes)
+    hops = _hop_levels(graph)
     storages = _storages(graph)
 
-    op_rows, operand_rows = [], []
+    op_rows: list[list[int]] = []
+    operand_rows: list[list[int]] = []
     for node in nodes:
         row, boxes = _op_row(graph, node, space_index, tensor_index, hops[node.name], len(operand_rows))
         op_rows.append(row)
@@ -84,9 +98,14 @@ def _pack(graph: TaskGraph) -> Descriptor:
     space_rows = [
         [space.groups, 0, -1, 0]
         if space.route is None
-        else [space.groups, ROUTES[space.route.kind], space_index[space.route.parent], space.route.shift]
+        else [space.groups, ROUTES[space.route.kind], space_index[space.route.parent], space.route.shift % graph.ranks]
         for space in graph.spaces.values()
     ]
+    for row_space in graph.spaces.values():
+        if row_space.groups > MAX_INDEX:
+            raise PlanLimitError(
+                f"row space {row_space.name!r} has {row_space.groups} groups; the limit is {MAX_INDEX}"
+            )
     return Descriptor(
         ranks=graph.ranks,
         spaces=_table(space_rows, SPACE_COLUMNS),
@@ -96,6 +115,7 @@ def _pack(graph: TaskGraph) -> Descriptor:
         space_names=tuple(spaces),
         tensor_names=tuple(tensors),
         op_names=tuple(node.name for node in nodes),
+        graph_json=graph.to_json(),
     )
 
 
@@ -135,7 +155,7 @@ def _op_row(
         -1 if space is None else space_index[space],
         *(*extent(rule.rows), *extent(rule.cols), *extent(rule.reduction)),
         *(int(rule.cut_rows), int(rule.cut_cols), rule.flops_per_point),
-        *((0, 0) if routing is None else (ROUTES[routing[0]], routing[1])),
+        *((0, 0) if routing is None else (ROUTES[routing[0]], routing[1] % graph.ranks)),
         *(hop, operand_begin, sum(not box[-1] for box in boxes), len(boxes)),
     ]
     return row, boxes
@@ -153,14 +173,24 @@ def _matrix(tensor: Tensor) -> tuple[int, int, int]:
     return rows * shape[1], cols, shape[1]
 
 
-def _hop_levels(nodes: tuple[Node, ...]) -> dict[str, int]:
-    """The most cross-rank edges on a path to each op: dispatch 0, matmul 1, combine 1, unpermute 2."""
+def _hop_levels(graph: TaskGraph) -> dict[str, int]:
+    """The most cross-rank edges on a path to each op: dispatch 0, matmul 1, combine 1, unpermute 2.
+
+    An op that overwrites a tensor comes after those that read it, so it is at least at their level. On one rank nothing
+    crosses ranks.
+    """
     of_tensor: dict[str, int] = {}
+    of_readers: dict[str, int] = {}
     levels: dict[str, int] = {}
-    for node in nodes:
-        levels[node.name] = max((of_tensor.get(name, 0) for name in node.inputs), default=0)
-        for name in node.outputs:
-            of_tensor[name] = levels[node.name] + (node.op.routing() is not None)
+    for node in graph.nodes:
+        level = max((of_tensor.get(name, 0) for name in node.inputs), default=0)
+        for source in node.op.inplace.values():
+            level = max(level, of_readers.get(node.inputs[source], 0))
+        levels[node.name] = level
+        for name in node.inputs:
+            of_readers[name] = max(of_readers.get(name, 0), level)
+        crosses = graph.ranks > 1 and node.op.routing() is not None
+        of_tensor.update(dict.fromkeys(node.outputs, level + crosses))
     return levels
 
 
@@ -174,7 +204,7 @@ def _storages(graph: TaskGraph) -> dict[str, str]:
 
 
 def _roles(graph: TaskGraph, storages: dict[str, str]) -> dict[str, str]:
-    """Where each tensor lives. Memory that other ranks write is symmetric; else outputs are the caller's own tensors."""
+    """Where each tensor lives. What other ranks write is symmetric; else outputs are the caller's own tensors."""
     by_storage = dict.fromkeys(storages.values(), "workspace")
     for name in graph.outputs.values():
         by_storage[storages[name]] = "output"

@@ -1,17 +1,28 @@
 """Devices: how many cores of which kind, and the figures that the cost model takes.
 
-All rates are whole numbers per microsecond and all times whole nanoseconds, so that costs are exact integers: the native
-code and the Python twin, and every rank of a world, come to the same plan.
+All rates are whole numbers per microsecond and all times whole nanoseconds, so that costs are exact integers: the
+native code and the Python twin, and every rank of a world, come to the same plan.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hyper_mpmd.errors import UnknownDeviceError
+from hyper_mpmd.scheduler.records import MAX_INDEX
+
+# Bounds that keep 64-bit arithmetic exact whatever figures a user's own device has.
+Cores = Annotated[int, Field(gt=0, le=1 << 16)]
+Rate = Annotated[int, Field(gt=0, le=1 << 52)]
+Ramp = Annotated[int, Field(ge=0, le=1 << 16)]
+Latency = Annotated[int, Field(ge=0, le=1 << 31)]
+TileSize = Annotated[int, Field(gt=0, le=MAX_INDEX)]
 
 
 class Device(BaseModel):
@@ -19,8 +30,10 @@ class Device(BaseModel):
 
     unified: every core is both AIC and AIV (a CPU); then aic == aiv counts the same cores.
     cube_flops_per_us, vector_flops_per_us: float32 and bfloat16 operations of one core in a microsecond.
-    cube_ramp: rows and columns that a matrix-product tile pays for on top of its own (packing, pipeline fill).
+    cube_ramp, vector_ramp: rows and columns that a tile pays for on top of its own (packing, pipeline fill, start and
+    end of a SIMD loop).
     bytes_per_us: what one core of each kind reads and writes in a microsecond (caches included).
+    row_bytes: what each row of a box that is not whole rows costs on top of its bytes (a transfer that starts anew).
     memory_bytes_per_us: of the main memory, all cores together: for the bound.
     link_bytes_per_us: what one core puts to another rank in a microsecond; link_total_bytes_per_us: all cores together.
     task_ns: overhead of a task; event_ns: from a signal to the waiter's start; remote_ns: the same between ranks;
@@ -31,23 +44,31 @@ class Device(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    aic: int = Field(gt=0)
-    aiv: int = Field(gt=0)
+    aic: Cores
+    aiv: Cores
     unified: bool = False
-    cube_flops_per_us: tuple[int, int]
-    vector_flops_per_us: tuple[int, int]
-    cube_ramp: tuple[int, int]
-    cube_bytes_per_us: int = Field(gt=0)
-    vector_bytes_per_us: int = Field(gt=0)
-    memory_bytes_per_us: int = Field(gt=0)
-    link_bytes_per_us: int = Field(gt=0)
-    link_total_bytes_per_us: int = Field(gt=0)
-    task_ns: int = Field(ge=1)
-    event_ns: int = Field(ge=0)
-    remote_ns: int = Field(ge=0)
-    launch_ns: int = Field(ge=0)
-    row_tiles: tuple[int, ...] = Field(min_length=1)
-    col_tiles: tuple[int, ...] = Field(min_length=1)
+    cube_flops_per_us: tuple[Rate, Rate]
+    vector_flops_per_us: tuple[Rate, Rate]
+    cube_ramp: tuple[Ramp, Ramp]
+    vector_ramp: tuple[Ramp, Ramp] = (0, 0)
+    cube_bytes_per_us: Rate
+    vector_bytes_per_us: Rate
+    row_bytes: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    memory_bytes_per_us: Rate
+    link_bytes_per_us: Rate
+    link_total_bytes_per_us: Rate
+    task_ns: Annotated[int, Field(ge=1, le=1 << 31)]
+    event_ns: Latency
+    remote_ns: Latency
+    launch_ns: Latency
+    row_tiles: Annotated[tuple[TileSize, ...], Field(min_length=1)]
+    col_tiles: Annotated[tuple[TileSize, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _unified_counts_agree(self) -> Device:
+        if self.unified and self.aic != self.aiv:
+            raise ValueError(f"a unified device counts the same cores twice, but aic is {self.aic} and aiv {self.aiv}")
+        return self
 
 
 def usable_cores() -> int:
@@ -56,6 +77,7 @@ def usable_cores() -> int:
     return max(1, min(affinity, _quota_cores() or affinity))
 
 
+@cache  # a running process keeps its quota, and planning every step asks
 def _quota_cores() -> int | None:
     """The cgroup quota in whole processors (rounded up), or None where there is none."""
     for quota_file, period_file in (
@@ -72,8 +94,8 @@ def _quota_cores() -> int | None:
     return None
 
 
-def _cpu() -> Device:
-    cores = usable_cores()
+@cache
+def _cpu(cores: int) -> Device:
     return Device(
         name="cpu",
         aic=cores,
@@ -83,8 +105,10 @@ def _cpu() -> Device:
         cube_flops_per_us=(90_000, 80_000),
         vector_flops_per_us=(12_000, 10_000),
         cube_ramp=(8, 32),
+        vector_ramp=(0, 16),  # a vector register of floats
         cube_bytes_per_us=15_000,
         vector_bytes_per_us=10_000,
+        row_bytes=64,  # a cache line
         memory_bytes_per_us=20_000,
         link_bytes_per_us=8_000,  # a memory copy
         link_total_bytes_per_us=8_000 * cores,
@@ -97,6 +121,7 @@ def _cpu() -> Device:
     )
 
 
+@cache
 def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
     # 24 AIC and 48 AIV visible to kernels, 1.85 GHz: CANN platform files.
     # Cube 8192 fp16 FLOP a clock a core (CANN best practice), at the 0.75 of peak to expect of matrix products
@@ -112,8 +137,10 @@ def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
         cube_flops_per_us=(5_683_200, 11_366_400),
         vector_flops_per_us=(229_166, 458_333),
         cube_ramp=(8, 8),  # assumed: half an L0 fractal row and column of pipeline fill
+        vector_ramp=(0, 64),  # a vector register of floats, 256 bytes
         cube_bytes_per_us=204_166,
         vector_bytes_per_us=102_083,
+        row_bytes=256,  # assumed: half of the 512 bytes from which a transfer runs at full rate
         memory_bytes_per_us=960_000,
         link_bytes_per_us=link,
         link_total_bytes_per_us=137_200,
@@ -126,8 +153,8 @@ def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
     )
 
 
-_DEVICES = {
-    "cpu": _cpu,
+_DEVICES: dict[str, Callable[[], Device]] = {
+    "cpu": lambda: _cpu(usable_cores()),
     # To one peer about 28 GB/s on A2 (arXiv 2506.12708, msmodeling), 0.5 us away.
     "ascend-a2": lambda: _ascend("ascend-a2", link=19_600, remote_ns=500),
     # 392 / 2 GB/s a die; one hop 0.93 us (UBEP, arXiv 2607.06202).

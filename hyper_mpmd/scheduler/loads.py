@@ -1,4 +1,4 @@
-"""Loads: how many rows arrive in each group of each free row space, on each rank; checked before anything is planned."""
+"""Loads: how many rows arrive in each group of each free row space, on each rank; checked before any planning."""
 
 from __future__ import annotations
 

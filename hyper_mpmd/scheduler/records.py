@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,9 @@ NONE = 0xFFFFFFFF
 MAX_INDEX = 0xFFFFFFFE
 MAX_THRESHOLD = 0x3FFFFFFF
 MAX_RANKS = 4096
+MAX_WORK = 1 << 52
+MAX_TIME = 1 << 62
+MAX_BYTES = 1 << 62
 ALIGNMENT = 64
 WORDS_PER_LINE = 16
 
@@ -49,7 +54,7 @@ PEER = np.dtype(_words("credit_slot", "heap_words"))
 DEPENDENCY = np.dtype("<u4")
 
 # The sections of a plan, in the order in which they are stored and hashed.
-SECTIONS: dict[str, np.dtype] = {
+SECTIONS: dict[str, np.dtype[Any]] = {
     "ops": OP,
     "tensors": TENSOR,
     "tasks": TASK,

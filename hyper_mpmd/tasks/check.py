@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hyper_mpmd.errors import RowSpaceError, ShapeError
+from hyper_mpmd.errors import OpRuleError, RowSpaceError, ShapeError
 from hyper_mpmd.tasks.op import Op
 from hyper_mpmd.tasks.rule import Access, AxisName, parse_extent
 from hyper_mpmd.tasks.tensor import Tensor
@@ -43,7 +43,7 @@ def row_space_of(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) ->
 
 
 def group_count(graph: TaskGraph, task: str, op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """How many groups the op runs over: those of its row space, else the leading dimension of what it indexes by group."""
+    """How many groups the op runs over: its row space's, else the leading dimension of what it indexes by group."""
     if not op.rule.by_group:
         return 1
     space = row_space_of(op, inputs, outputs)
@@ -68,6 +68,7 @@ def check_dimensions(graph: TaskGraph, task: str, op: Op, inputs: Sequence[Tenso
             "the reduction of an op may run over a row space"
         )
     groups = group_count(graph, task, op, inputs, outputs)
+    _check_written(task, op, extents, outputs)
     for tensor, accesses in _operands(op, inputs, outputs):
         grouped = any(access.group for access in accesses)
         if grouped != (len(tensor.shape) == 3):
@@ -94,6 +95,25 @@ def check_dimensions(graph: TaskGraph, task: str, op: Op, inputs: Sequence[Tenso
         raise RowSpaceError(
             f"task {task!r}: rows of {first!r} ({a.describe()}) are mixed with rows of {second!r} ({b.describe()})"
         )
+
+
+def _check_written(
+    task: str, op: Op, extents: dict[AxisName, tuple[Tensor, Extent]], outputs: Sequence[Tensor]
+) -> None:
+    """Refuse outputs that the tiles of some loads would not write exactly once."""
+    rows_vary = "rows" in extents and isinstance(extents["rows"][1], str)
+    for tensor, accesses in zip(outputs, op.rule.outputs, strict=True):
+        if rows_vary and any(access.rows != "rows" for access in accesses):
+            raise OpRuleError(
+                f"task {task!r}: the rows of {type(op).__name__} run over row space {extents['rows'][1]!r}, but "
+                f"{tensor.describe()} is not indexed by them: no rows, no task, and it would stay unwritten; make what "
+                "is summed over the reduction axis"
+            )
+        if op.rule.by_group and not rows_vary and not all(access.group for access in accesses):
+            raise OpRuleError(
+                f"task {task!r}: {type(op).__name__} works by group, but every group would write the same rows of "
+                f"{tensor.describe()}; index it by group"
+            )
 
 
 def _operands(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[tuple[Tensor, tuple[Access, ...]]]:

@@ -25,6 +25,7 @@ from hyper_mpmd.errors import (
 )
 from hyper_mpmd.tasks.check import check_dimensions
 from hyper_mpmd.tasks.op import CoreKind, Op, TensorType
+from hyper_mpmd.tasks.rule import Access
 from hyper_mpmd.tasks.tensor import ITEM_BYTES, DType, Route, RowSpace, Tensor
 
 
@@ -80,7 +81,7 @@ class TaskGraph:
         return self._add_tensor(tensor)
 
     def cube(self, name: str, op: Op, *inputs: Tensor) -> Any:
-        """Add work for the cube cores (AIC): matrix products. Returns the output tensor (a tuple if there are several)."""
+        """Add work for the cube cores (AIC): matrix products. Returns the output tensor or tensors."""
         return self._add(name, "cube", op, inputs)
 
     def vector(self, name: str, op: Op, *inputs: Tensor) -> Any:
@@ -168,6 +169,7 @@ class TaskGraph:
             )
         inputs = [self._check_tensor(f"task {name!r}, input {index}", tensor) for index, tensor in enumerate(inputs)]
         routing = op.routing()
+        _check_routing(name, op, routing is not None)
         types = op.shapes(inputs) if routing is None else self._routed_types(name, op, inputs)
         if len(types) != len(op.rule.outputs):
             raise OpRuleError(
@@ -181,7 +183,8 @@ class TaskGraph:
             for output, type_ in zip(names, types, strict=True)
         ]
         check_dimensions(self, name, op, inputs, outputs)
-        self._mark_overwritten(name, op, inputs, outputs)
+        self._check_overwrites(name, op, inputs, outputs)
+        self._overwritten.update({inputs[source].name: name for source in op.inplace.values()})
         for tensor in outputs:
             self._add_tensor(tensor)
         self._nodes[name] = Node(
@@ -228,7 +231,7 @@ class TaskGraph:
             raise NameTakenError(f"task {task!r}: the row space {name!r} that it makes was declared by hand; rename it")
         return known
 
-    def _mark_overwritten(self, name: str, op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def _check_overwrites(self, name: str, op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         for output, source in op.inplace.items():
             old, new = inputs[source], outputs[output]
             if old.name in self._inputs:
@@ -241,7 +244,10 @@ class TaskGraph:
                 )
             if old.name in self._outputs.values():
                 raise OverwrittenTensorError(f"task {name!r} would overwrite {old.name!r}, which is an output")
-            self._overwritten[old.name] = name
+            if [tensor.name for tensor in inputs].count(old.name) > 1:
+                raise OverwrittenTensorError(
+                    f"task {name!r} would overwrite {old.name!r}, which it also reads as another input"
+                )
 
     def _check_tensor(self, where: str, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, Tensor):
@@ -291,6 +297,20 @@ class TaskGraph:
         self._tensors[tensor.name] = tensor
         self._sealed = None
         return tensor
+
+
+def _check_routing(task: str, op: Op, routed: bool) -> None:
+    """Communication ops move the whole rows of one tensor; no other op says where rows go."""
+    if routed != (op.core == "comm"):
+        raise OpRuleError(
+            f"task {task!r}: {type(op).__name__} is a {op.core} op, but its routing() "
+            f"{'says where rows go' if routed else 'does not say where rows go'}; comm ops do, and no others"
+        )
+    whole_rows = (Access("rows", "all"),)
+    if routed and (op.rule.inputs, op.rule.outputs, op.inplace) != ((whole_rows,), (whole_rows,), {}):
+        raise OpRuleError(
+            f"task {task!r}: {type(op).__name__} must read and write one tensor each, by {whole_rows[0]}, not in place"
+        )
 
 
 def _check_name(what: str, name: object) -> None:

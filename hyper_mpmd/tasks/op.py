@@ -55,8 +55,8 @@ class Op(BaseModel):
     inplace: {output: input} for outputs that overwrite an input's memory.
     shapes(inputs): the outputs' types, or a ShapeError, DTypeError or RowSpaceError that names the tensors.
     reference(layout, *inputs): the whole op in plain torch; one tensor, or a tuple of them.
-    kernel(tile, *views): one tile, on torch views of its boxes: inputs' boxes first, then outputs', each in the order of
-    the rule; it writes the output views in place. Ops with a native kernel name it in `native` instead.
+    kernel(tile, *views): one tile, on torch views of its boxes: inputs' boxes first, then outputs', each in the order
+    of the rule; it writes the output views in place. Ops with a native kernel name it in `native` instead.
 
     Parameters of an op are pydantic fields. Instances are frozen.
     """
@@ -82,7 +82,7 @@ class Op(BaseModel):
             raise OpRuleError(f"{cls.__name__}: core is {cls.core!r}; core kinds are cube, vector and comm")
         if getattr(cls, "rule", None) is None:
             raise OpRuleError(f"{cls.__name__} declares no tile rule (class variable `rule`)")
-        check_rule(cls.__name__, cls.rule)
+        check_rule(cls.__name__, cls.rule, cls.inplace)
         known = _REGISTRY.get(cls.__name__)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise NameTakenError(
@@ -109,5 +109,6 @@ def lookup_op(name: str) -> type[Op]:
         return _REGISTRY[name]
     except KeyError:
         raise OpRuleError(
-            f"no op is called {name!r}; known: {', '.join(sorted(_REGISTRY))}. If it is your own, import its module first"
+            f"no op is called {name!r}; known: {', '.join(sorted(_REGISTRY))}. If it is your own, import its "
+            "module first"
         ) from None

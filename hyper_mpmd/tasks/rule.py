@@ -10,6 +10,7 @@ a grid over at most four axes: `group` (one group of a row space at a time), `ro
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,7 @@ from hyper_mpmd.errors import OpRuleError
 
 AxisName = Literal["rows", "cols", "reduction", "all"]
 AXIS_NAMES: tuple[AxisName, ...] = ("rows", "cols", "reduction", "all")
+MAX_FLOPS_PER_POINT = 1 << 31
 EXTENT = re.compile(r"(in|out)(\d+)\.([012])")
 
 
@@ -72,8 +74,11 @@ def parse_extent(source: str) -> tuple[bool, int, int]:
     return match[1] == "out", int(match[2]), int(match[3])
 
 
-def check_rule(op_name: str, rule: TileRule) -> None:
-    """Refuse a tile rule that lowering could not read, naming the op, the operand and the reason."""
+def check_rule(op_name: str, rule: TileRule, inplace: Mapping[int, int]) -> None:
+    """Refuse a tile rule that lowering could not read, or whose tiles would write a point twice or never.
+
+    inplace: {output: input} for outputs that overwrite an input's memory. Errors name op, operand and reason.
+    """
     axes = rule.extents()
     for axis, source in axes.items():
         is_output, operand, _ = parse_extent(source)
@@ -82,8 +87,11 @@ def check_rule(op_name: str, rule: TileRule) -> None:
             raise OpRuleError(f"{op_name}: axis {axis!r} takes its extent from {source!r}, but there are only {count}")
     if not rule.outputs:
         raise OpRuleError(f"{op_name}: the rule declares no outputs; a task that writes nothing can order nothing")
-    if rule.flops_per_point < 0:
-        raise OpRuleError(f"{op_name}: flops_per_point is {rule.flops_per_point}; it counts operations, so >= 0")
+    if not 0 <= rule.flops_per_point <= MAX_FLOPS_PER_POINT:
+        raise OpRuleError(
+            f"{op_name}: flops_per_point is {rule.flops_per_point}; it counts operations, from 0 to "
+            f"{MAX_FLOPS_PER_POINT}"
+        )
     for side, operands in (("input", rule.inputs), ("output", rule.outputs)):
         for index, accesses in enumerate(operands):
             where = f"{op_name}: {side} {index}"
@@ -97,18 +105,48 @@ def check_rule(op_name: str, rule: TileRule) -> None:
                         raise OpRuleError(f"{where}: {name}={axis!r}, but the rule gives that axis no extent")
                 if access.shift < 0:
                     raise OpRuleError(f"{where}: shift is {access.shift}; columns can only start later, so >= 0")
+                if access.shift and access.cols == "all":
+                    raise OpRuleError(f"{where}: shift is {access.shift}, but cols='all' leaves nothing to shift by")
                 if access.group and not rule.by_group:
                     raise OpRuleError(f"{where} is indexed by group, but the rule does not cut by_group")
     for index, accesses in enumerate(rule.outputs):
-        written = {axis for access in accesses for axis in (access.rows, access.cols)}
-        cut: set[AxisName] = {axis for axis in ("rows", "cols") if axis in axes and _may_cut(rule, axis)}
-        if "reduction" in written:
-            raise OpRuleError(f"{op_name}: output {index} is indexed by the reduction axis, which is summed over")
-        if missing := sorted(cut - written):
+        _check_output(op_name, rule, index, accesses)
+    for output, overwritten in inplace.items():
+        if not (0 <= output < len(rule.outputs) and 0 <= overwritten < len(rule.inputs)):
             raise OpRuleError(
-                f"{op_name}: output {index} does not depend on axis {missing[0]!r}, so two tiles would write one box; "
-                f"index it by that axis or forbid the cut (cut_{missing[0]}=False)"
+                f"{op_name}: inplace={{{output}: {overwritten}}} names an operand that the rule does not have"
             )
+        if set(rule.outputs[output]) != set(rule.inputs[overwritten]):
+            raise OpRuleError(
+                f"{op_name}: output {output} overwrites input {overwritten}, but a tile does not read the boxes that it "
+                "writes; another tile could overwrite what it has yet to read"
+            )
+    if len(set(inplace.values())) < len(inplace):
+        raise OpRuleError(f"{op_name}: inplace={dict(inplace)} lets two outputs overwrite one input")
+
+
+def _check_output(op_name: str, rule: TileRule, index: int, accesses: tuple[Access, ...]) -> None:
+    """Tiles must write every point of an output exactly once."""
+    written = {axis for access in accesses for axis in (access.rows, access.cols)}
+    cut: set[AxisName] = {axis for axis in ("rows", "cols") if axis in rule.extents() and _may_cut(rule, axis)}
+    if "reduction" in written:
+        raise OpRuleError(f"{op_name}: output {index} is indexed by the reduction axis, which is summed over")
+    if missing := sorted(cut - written):
+        raise OpRuleError(
+            f"{op_name}: output {index} does not depend on axis {missing[0]!r}, so two tiles would write one box; "
+            f"index it by that axis or forbid the cut (cut_{missing[0]}=False)"
+        )
+    first = accesses[0]
+    if first.rows == first.cols != "all":
+        raise OpRuleError(
+            f"{op_name}: output {index} is indexed by {first.rows!r} twice, so tiles only write a diagonal"
+        )
+    alike = {(access.rows, access.cols, access.group) for access in accesses}
+    if len(alike) > 1 or sorted(access.shift for access in accesses) != list(range(len(accesses))):
+        raise OpRuleError(
+            f"{op_name}: the {len(accesses)} boxes of output {index} must differ in shift alone, with shifts 0 to "
+            f"{len(accesses) - 1}, so that together the tiles write every point once"
+        )
 
 
 def _may_cut(rule: TileRule, axis: AxisName) -> bool:

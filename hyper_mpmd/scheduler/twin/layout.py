@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hyper_mpmd.errors import PlanLimitError
 from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, OPERAND_COLUMNS, SPACE_COLUMNS, TENSOR_COLUMNS, Descriptor
-from hyper_mpmd.scheduler.records import ROUTES
+from hyper_mpmd.scheduler.records import MAX_INDEX, ROUTES
 
 SCATTER, RETURN, ALL, SHIFT = (ROUTES[name] for name in ("scatter", "return", "all", "shift"))
 
@@ -39,6 +40,9 @@ class Tables:
     tensors: list[Row]
     ops: list[Row]
     operands: list[Row]
+    space_names: tuple[str, ...]
+    tensor_names: tuple[str, ...]
+    op_names: tuple[str, ...]
 
     @classmethod
     def of(cls, descriptor: Descriptor) -> Tables:
@@ -48,6 +52,9 @@ class Tables:
             rows_of(descriptor.tensors, TENSOR_COLUMNS),
             rows_of(descriptor.ops, OP_COLUMNS),
             rows_of(descriptor.operands, OPERAND_COLUMNS),
+            descriptor.space_names,
+            descriptor.tensor_names,
+            descriptor.op_names,
         )
 
     def boxes(self, op: Row) -> list[Row]:
@@ -77,6 +84,12 @@ class Layout:
             else:
                 self.sizes.append([self._derived(space, rank) for rank in ranks])
         self.offsets = [[[0, *accumulate(groups)] for groups in per_rank] for per_rank in self.sizes]
+        for name, per_rank in zip(tables.space_names, self.offsets, strict=True):
+            for rank, offsets in enumerate(per_rank):
+                if offsets[-1] > MAX_INDEX:
+                    raise PlanLimitError(
+                        f"row space {name!r} has {offsets[-1]} rows on rank {rank}; the limit is {MAX_INDEX}"
+                    )
 
     def _derived(self, space: Row, rank: int) -> list[int]:
         parent, world = self.sizes[space.parent], self.tables.ranks

@@ -1,8 +1,8 @@
 """Policies O0 and O1, the obvious way: which core runs which tile, in which order.
 
 O1 is list scheduling in time order. A task's priority is the longest path from it to the end. Whenever a core is free,
-it takes the ready task of highest priority (the earlier one of equals); hop levels go one after another, so that no queue
-goes down in hop level. O0 gives each op a launch of its own.
+it takes the ready task of highest priority (the earlier one of equals); hop levels go one after another, so that no
+queue goes down in hop level. O0 gives each op a launch of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hyper_mpmd.errors import CycleError, PlanLimitError
 from hyper_mpmd.scheduler import records as R
 from hyper_mpmd.scheduler.device import Device
 from hyper_mpmd.scheduler.program import TileProgram
@@ -63,6 +64,14 @@ class Flow:
                 self.waiters[event].append(task)
 
 
+def check_times(program: TileProgram, device: Device) -> None:
+    """Refuse a program whose times could leave 64 bits."""
+    latency = device.event_ns + device.remote_ns + device.launch_ns
+    total = sum(program.costs.tolist()) + (len(program.tasks) + 1) * latency
+    if total > R.MAX_TIME:
+        raise PlanLimitError(f"the tasks of rank {program.rank} take {total} ns together; the limit is {R.MAX_TIME}")
+
+
 def priorities(program: TileProgram, flow: Flow, device: Device) -> list[int]:
     """Nanoseconds of the longest path from the start of each task to the end of the program.
 
@@ -73,15 +82,15 @@ def priorities(program: TileProgram, flow: Flow, device: Device) -> list[int]:
     first = flow.count
     while first:
         last, op = first, flow.op[first - 1]
-        while first and flow.op[first - 1] == op:
+        shared = bool(program.ops["route"][op])
+        while first and flow.op[first - 1] == op and (shared or first == last):
             first -= 1
         for task in range(last - 1, first - 1, -1):
             tails = [device.event_ns + event_tail[event] for event in flow.signals[task]]
             if flow.remote[task]:
                 tails.append(device.remote_ns)
             priority[task] = flow.costs[task] + max(tails, default=0)
-        if program.ops["route"][op]:
-            priority[first:last] = [max(priority[first:last])] * (last - first)
+        priority[first:last] = [max(priority[first:last])] * (last - first)
         for task in range(first, last):
             for event, _ in flow.waits[task]:
                 event_tail[event] = max(event_tail[event], priority[task])
@@ -124,6 +133,7 @@ class Arrivals:
 
 
 def schedule_o1(program: TileProgram, device: Device) -> Placement:
+    check_times(program, device)
     flow = Flow(program)
     priority = priorities(program, flow, device)
     arrivals = Arrivals(program, device)
@@ -133,6 +143,7 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
     )
     free = [[(0, core) for core in range(n)] for _, n in cores]  # heaps
     left = list(flow.thresholds)
+    event_at = [0] * len(left)  # when the latest signal reaches the waiters
     ready_at = [0] * flow.count
     unmet = [0] * flow.count
     for level in sorted(set(flow.hop)):
@@ -166,10 +177,10 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
             heapq.heappush(free[pool], (end, core))
             for event in flow.signals[task]:
                 left[event] -= 1
-                for waiter in flow.waiters[event]:
-                    ready_at[waiter] = max(ready_at[waiter], end + device.event_ns)
+                event_at[event] = max(event_at[event], end + device.event_ns)
                 if left[event] == 0:
                     for waiter in flow.waiters[event]:
+                        ready_at[waiter] = max(ready_at[waiter], event_at[event])
                         if flow.hop[flow.op[waiter]] == level:
                             unmet[waiter] -= 1
                             if unmet[waiter] == 0:
@@ -178,12 +189,19 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
         for op, route in enumerate(program.ops["route"]):
             if route and flow.hop[op] == level:
                 arrivals.finish(op, (place.end[task] for task in members if flow.op[task] == op))
+        stuck = [task for task in members if unmet[task]]
+        if stuck:
+            raise CycleError(
+                f"{len(stuck)} tasks at hop level {level} can never start; the first is task {stuck[0]}: it waits for "
+                "tasks of a later level, or for itself"
+            )
     place.launch = [0] * flow.count
     place.launches = [(R.NONE, flow.count, [], 0, max(place.end, default=0))]
     return place
 
 
 def schedule_o0(program: TileProgram, device: Device) -> Placement:
+    check_times(program, device)
     flow = Flow(program)
     arrivals = Arrivals(program, device)
     cores = pools(device)
@@ -197,6 +215,12 @@ def schedule_o0(program: TileProgram, device: Device) -> Placement:
     before = _op_dependencies(flow, tasks_of)
     depth: dict[int, int] = {}
     for op in tasks_of:  # program order, so predecessors come first
+        later = [b for b in before[op] if b not in depth]
+        if later:
+            raise CycleError(
+                f"op {op} waits for op {later[0]}, which does not come before it; O0 launches op by op, so no op may "
+                "wait for itself or for a later one"
+            )
         same = [depth[b] + 1 for b in before[op] if flow.hop[b] == flow.hop[op]]
         depth[op] = max(same, default=0)
     waves: dict[tuple[int, int], list[int]] = {}
@@ -233,14 +257,14 @@ def schedule_o0(program: TileProgram, device: Device) -> Placement:
     return place
 
 
-def _op_dependencies(flow: Flow, tasks_of: dict[int, list[int]]) -> dict[int, set[int]]:
+def _op_dependencies(flow: Flow, tasks_of: dict[int, list[int]]) -> dict[int, list[int]]:
     """The ops whose tasks signal what each op's tasks wait for."""
     signallers: list[set[int]] = [set() for _ in flow.waiters]
     for task, events in enumerate(flow.signals):
         for event in events:
             signallers[event].add(flow.op[task])
     return {
-        op: {b for task in tasks for event, _ in flow.waits[task] for b in signallers[event]}
+        op: sorted({b for task in tasks for event, _ in flow.waits[task] for b in signallers[event]})
         for op, tasks in tasks_of.items()
     }
 
@@ -261,8 +285,8 @@ def _partition(
             share.update(dict.fromkeys(mine, (pool, 0, count)))
             continue
         work = {op: sum(flow.costs[task] for task in tasks_of[op]) for op in mine}
-        spare = count - len(mine)
-        size = {op: 1 + spare * work[op] // sum(work.values()) for op in mine}
+        spare, total = count - len(mine), max(1, sum(work.values()))
+        size = {op: 1 + spare * work[op] // total for op in mine}
         for op in mine[: count - sum(size.values())]:
             size[op] += 1
         first = 0
@@ -281,34 +305,34 @@ def assemble(program: TileProgram, place: Placement, device: Device, policy: str
     Under O0 the end of a launch orders ops, so events of this rank's own are left out.
     """
     dropped = program.local_events if policy == "O0" else 0
-    tasks, accesses, waits, signals, queues = [], [], [], [], []
-    sums = [0, 0, 0]
+    tasks: list[np.void] = []
+    stores: dict[str, list[R.Records]] = {"access": [], "wait": [], "signal": []}
+    queues: list[tuple[int, int, int, int]] = []
+    sums = dict.fromkeys(stores, 0)
     for pool, (kind, _) in enumerate(pools(device)):
         for core, order in enumerate(place.order[pool]):
             queues.append((kind, core, len(tasks), len(order)))
             for number in order:
                 task = program.tasks[number].copy()
-                parts = (
-                    program.accesses[task["access_begin"] :][: task["access_count"]],
-                    program.waits[task["wait_begin"] :][: task["wait_count"]],
-                    program.signals[task["signal_begin"] :][: task["signal_count"]],
-                )
-                kept_waits = parts[1][parts[1]["event"] >= dropped].copy()
-                kept_waits["event"] -= dropped
-                mine = (parts[2]["rank"] == program.rank) & (parts[2]["event"] < program.local_events)
-                kept_signals = parts[2][~mine] if dropped else parts[2]
-                for name, store, part, which in (
-                    ("access", accesses, parts[0], 0),
-                    ("wait", waits, kept_waits, 1),
-                    ("signal", signals, kept_signals, 2),
-                ):
-                    task[f"{name}_begin"], task[f"{name}_count"] = sums[which], len(part)
-                    sums[which] += len(part)
-                    store.append(part)
+                waits = program.waits[task["wait_begin"] :][: task["wait_count"]]
+                waits = waits[waits["event"] >= dropped].copy()
+                waits["event"] -= dropped
+                signals = program.signals[task["signal_begin"] :][: task["signal_count"]]
+                mine = (signals["rank"] == program.rank) & (signals["event"] < dropped)
+                parts = {
+                    "access": program.accesses[task["access_begin"] :][: task["access_count"]],
+                    "wait": waits,
+                    "signal": signals[~mine],
+                }
+                for name, part in parts.items():
+                    task[f"{name}_begin"], task[f"{name}_count"] = sums[name], len(part)
+                    sums[name] += len(part)
+                    stores[name].append(part)
                 task["launch"] = place.launch[number]
                 task["start_ns"], task["end_ns"] = place.start[number], place.end[number]
                 tasks.append(task)
-    launches, dependencies = [], []
+    launches: list[tuple[int, int, int, int, int, int]] = []
+    dependencies: list[int] = []
     for op, count, before, start, end in place.launches:
         launches.append((op, count, len(dependencies), len(before), start, end))
         dependencies.extend(before)
@@ -316,9 +340,9 @@ def assemble(program: TileProgram, place: Placement, device: Device, policy: str
         "ops": program.ops,
         "tensors": program.tensors,
         "tasks": np.array(tasks, R.TASK),
-        "accesses": np.concatenate([np.zeros(0, R.ACCESS), *accesses]),
-        "waits": np.concatenate([np.zeros(0, R.WAIT), *waits]),
-        "signals": np.concatenate([np.zeros(0, R.SIGNAL), *signals]),
+        "accesses": np.concatenate([np.zeros(0, R.ACCESS), *stores["access"]]),
+        "waits": np.concatenate([np.zeros(0, R.WAIT), *stores["wait"]]),
+        "signals": np.concatenate([np.zeros(0, R.SIGNAL), *stores["signal"]]),
         "events": program.events[dropped:],
         "queues": np.array(queues, R.QUEUE),
         "launches": np.array(launches, R.LAUNCH),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hyper_mpmd.errors import PlanLimitError
 from hyper_mpmd.scheduler.descriptor import SPACE
 from hyper_mpmd.scheduler.device import Device
-from hyper_mpmd.scheduler.records import AIC
+from hyper_mpmd.scheduler.records import AIC, DTYPES, MAX_TIME, MAX_WORK
 from hyper_mpmd.scheduler.twin.layout import Layout, Row, Tables
 
 # Cuts fall on these multiples, so that rows fill SIMD blocks and columns fill cache lines.
@@ -61,18 +62,27 @@ def tile_cost(tables: Tables, device: Device, op: Row, rows: int, cols: int, red
         chosen = tensor.block_rows if box.group else rows * reduction
         high = (chosen, rows, cols, reduction)[box.rows_axis]
         wide = (tensor.cols, rows, cols, reduction)[box.cols_axis]
-        moved += high * wide * tensor.item_bytes
+        moved += high * (wide * tensor.item_bytes + (device.row_bytes if wide < tensor.cols else 0))
+    ramp_rows, ramp_cols = device.cube_ramp if op.kind == AIC else device.vector_ramp
+    flops = op.flops_per_point * (rows + ramp_rows) * (cols + ramp_cols) * reduction
+    for amount, what in ((flops, "does more than {} operations"), (moved, "moves more than {} bytes")):
+        if amount > MAX_WORK:
+            raise PlanLimitError(
+                f"task {_name(tables, op)!r}: a tile of {rows} x {cols} over {reduction} {what.format(MAX_WORK)}"
+            )
     if op.route:
         return device.task_ns + moved // 2 * 1000 // device.link_bytes_per_us
-    half = int(op.dtype == 1)
+    half = int(op.dtype == DTYPES["bfloat16"])
     rates, bytes_per_us = (
         (device.cube_flops_per_us, device.cube_bytes_per_us)
         if op.kind == AIC
         else (device.vector_flops_per_us, device.vector_bytes_per_us)
     )
-    ramp_rows, ramp_cols = device.cube_ramp if op.kind == AIC else (0, 0)
-    flops = op.flops_per_point * (rows + ramp_rows) * (cols + ramp_cols) * reduction
     return device.task_ns + max(flops * 1000 // rates[half], moved * 1000 // bytes_per_us)
+
+
+def _name(tables: Tables, op: Row) -> str:
+    return tables.op_names[tables.ops.index(op)]
 
 
 def choose_tiles(
@@ -125,6 +135,8 @@ def _makespan(
                 cost = tile_cost(tables, device, op, high, wide, slab.reduction)
                 total += cost * down * across
                 largest = max(largest, cost)
+    if total > MAX_TIME:
+        raise PlanLimitError(f"task {_name(tables, op)!r}: its tiles take more than {MAX_TIME} ns together")
     return total // cores + largest
 
 

@@ -14,7 +14,10 @@ inline constexpr uint32_t kNone = 0xffffffffu;  // "no such thing" in any index 
 inline constexpr uint64_t kMaxIndex = 0xfffffffeu;
 inline constexpr uint32_t kMaxThreshold = 0x3fffffffu;
 inline constexpr uint32_t kMaxRanks = 4096;
-inline constexpr uint64_t kAlignment = 64;  // bytes: tensors in a workspace, lines that one rank writes
+inline constexpr uint64_t kMaxWork = uint64_t{1} << 52;   // operations, or bytes moved, of one tile
+inline constexpr uint64_t kMaxTime = uint64_t{1} << 62;   // nanoseconds of all tasks of a rank together
+inline constexpr uint64_t kMaxBytes = uint64_t{1} << 62;  // of a tensor, and of all tensors of one role
+inline constexpr uint64_t kAlignment = 64;                // bytes: tensors in a workspace, lines that one rank writes
 // The counters that rank s writes in rank r's heap: first a line with its credit, then one counter a row tile.
 inline constexpr uint32_t kWordsPerLine = 16;
 

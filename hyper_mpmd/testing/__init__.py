@@ -1,0 +1,1 @@
+"""What tests of hyper_mpmd need, and tests of a user's own ops."""

@@ -1,0 +1,11 @@
+// The parts of the extension, each in its own file.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace hyper_mpmd {
+
+void bind_planner(nanobind::module_& parent);  // adds the submodule `planner`
+void bind_records(nanobind::module_& parent);  // adds the submodule `records`
+
+}  // namespace hyper_mpmd

@@ -1,0 +1,211 @@
+// Policy O0: a launch an op. Independent ops of one wave run on disjoint shares of the cores where they fit.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <queue>
+#include <string>
+
+#include "flow.h"
+
+namespace hyper_mpmd::planner {
+
+namespace {
+
+struct Share {
+  size_t pool;
+  uint32_t first, last;  // cores
+};
+
+class OpByOp {
+ public:
+  OpByOp(const ProgramView& program, const Device& device)
+      : p_(program),
+        device_(device),
+        pools_(pools(device)),
+        arrivals_(program, device),
+        tasks_of_(program.ops.size(), [&](auto&& pair) {
+          for (uint32_t task = 0; task < program.tasks.size(); ++task) pair(program.tasks[task].op, task);
+        }) {}
+
+  Placement run();
+
+ private:
+  void order_ops();
+  std::vector<std::vector<uint32_t>> waves();
+  void partition(const std::vector<uint32_t>& wave);
+  void launch(uint32_t op);
+
+  const ProgramView& p_;
+  const Device& device_;
+  std::vector<Pool> pools_;
+  Arrivals arrivals_;
+  Groups tasks_of_;
+  std::vector<uint32_t> ops_;                  // those that have tasks, in order of their first
+  std::vector<std::vector<uint32_t>> before_;  // by op: the ops whose tasks signal what its tasks wait for
+  std::vector<Share> share_;
+  std::vector<std::vector<int64_t>> free_;  // [pool][core]
+  std::vector<size_t> first_queue_;
+  std::vector<uint32_t> launch_of_;
+  int64_t host_ = 0;
+  Placement place_;
+};
+
+void OpByOp::order_ops() {
+  std::vector<bool> seen(p_.ops.size(), false);
+  for (const TaskRecord& task : p_.tasks) {
+    if (!seen[task.op]) ops_.push_back(task.op);
+    seen[task.op] = true;
+  }
+  // The ops that signal each event; mostly one.
+  std::vector<uint32_t> latest(p_.events.size(), kNone);
+  Groups signallers(p_.events.size(), [&](auto&& pair) {
+    std::fill(latest.begin(), latest.end(), kNone);
+    for (size_t task = 0; task < p_.tasks.size(); ++task) {
+      const uint32_t op = p_.tasks[task].op;
+      for (const SignalRecord& signal : p_.signals_of(task)) {
+        if (!p_.is_local(signal) || latest[signal.event] == op) continue;
+        latest[signal.event] = op;
+        pair(signal.event, op);
+      }
+    }
+  });
+  std::fill(latest.begin(), latest.end(), kNone);
+  before_.resize(p_.ops.size());
+  for (uint32_t op : ops_) {
+    auto& before = before_[op];
+    for (uint32_t task : tasks_of_[op]) {
+      for (const WaitRecord& wait : p_.waits_of(task)) {
+        if (latest[wait.event] == op) continue;
+        latest[wait.event] = op;
+        for (uint32_t signaller : signallers[wait.event]) {
+          if (std::find(before.begin(), before.end(), signaller) == before.end()) before.push_back(signaller);
+        }
+      }
+    }
+    std::sort(before.begin(), before.end());
+  }
+}
+
+// Ops by hop level, then by the length of the path to them within it.
+std::vector<std::vector<uint32_t>> OpByOp::waves() {
+  std::vector<uint32_t> depth(p_.ops.size(), kNone);
+  std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> found;
+  for (uint32_t op : ops_) {
+    uint32_t deepest = 0;
+    for (uint32_t b : before_[op]) {
+      if (depth[b] == kNone) {
+        throw Cycle("op " + std::to_string(op) + " waits for op " + std::to_string(b) +
+                    ", which does not come before it; O0 launches op by op, so no op may wait for itself or for a "
+                    "later one");
+      }
+      if (p_.ops[b].hop == p_.ops[op].hop) deepest = std::max(deepest, depth[b] + 1);
+    }
+    depth[op] = deepest;
+    found[{p_.ops[op].hop, deepest}].push_back(op);
+  }
+  std::vector<std::vector<uint32_t>> ordered;
+  for (auto& [key, ops] : found) ordered.push_back(std::move(ops));
+  return ordered;
+}
+
+// Disjoint shares by work where the ops of a wave fit, else all cores in turn.
+void OpByOp::partition(const std::vector<uint32_t>& wave) {
+  for (size_t pool = 0; pool < pools_.size(); ++pool) {
+    const uint32_t count = pools_[pool].cores;
+    std::vector<uint32_t> mine;
+    for (uint32_t op : wave) {
+      if (pool_of(p_, device_, op) == pool) mine.push_back(op);
+    }
+    if (mine.size() > count) {
+      for (uint32_t op : mine) share_[op] = {pool, 0, count};
+      continue;
+    }
+    std::vector<unsigned __int128> work;
+    unsigned __int128 total = 0;
+    for (uint32_t op : mine) {
+      auto& sum = work.emplace_back(0);
+      for (uint32_t task : tasks_of_[op]) sum += static_cast<uint64_t>(p_.costs[task]);
+      total += sum;
+    }
+    if (total == 0) total = 1;
+    const auto spare = static_cast<uint32_t>(count - mine.size());
+    std::vector<uint32_t> size;
+    uint32_t given = 0;
+    for (auto sum : work) given += size.emplace_back(1 + static_cast<uint32_t>(spare * sum / total));
+    for (size_t i = 0; i < mine.size() && given < count; ++i, ++given) ++size[i];
+    uint32_t first = 0;
+    for (size_t i = 0; i < mine.size(); ++i) {
+      share_[mine[i]] = {pool, first, first + size[i]};
+      first += size[i];
+    }
+  }
+}
+
+void OpByOp::launch(uint32_t op) {
+  const auto [pool, first, last] = share_[op];
+  const auto number = static_cast<uint32_t>(place_.launches.size());
+  const auto dependency_begin = static_cast<uint32_t>(place_.dependencies.size());
+  for (uint32_t b : before_[op]) place_.dependencies.push_back(launch_of_[b]);
+  std::sort(place_.dependencies.begin() + dependency_begin, place_.dependencies.end());
+  host_ += device_.launch_ns;
+  int64_t begin = host_;
+  for (size_t d = dependency_begin; d < place_.dependencies.size(); ++d) {
+    begin = std::max(begin, place_.launches[place_.dependencies[d]].end_ns);
+  }
+  using Load = std::pair<int64_t, uint32_t>;
+  std::vector<Load> loads;
+  for (uint32_t core = first; core < last; ++core) loads.emplace_back(std::max(free_[pool][core], begin), core);
+  std::priority_queue<Load, std::vector<Load>, std::greater<>> least(std::greater<>(), std::move(loads));
+  int64_t start = -1, end = -1;
+  for (uint32_t task : tasks_of_[op]) {
+    auto [now, core] = least.top();
+    least.pop();
+    for (const WaitRecord& wait : p_.waits_of(task)) {
+      if (wait.event >= p_.local_events) now = std::max(now, arrivals_.time(wait.event));
+    }
+    const int64_t done = now + p_.costs[task];
+    place_.start[task] = now;
+    place_.end[task] = done;
+    place_.launch[task] = number;
+    place_.queues[first_queue_[pool] + core].push_back(task);
+    least.emplace(done, core);
+    start = start < 0 ? now : std::min(start, now);
+    end = std::max(end, done);
+  }
+  for (; !least.empty(); least.pop()) free_[pool][least.top().second] = least.top().first;
+  launch_of_[op] = number;
+  const auto dependency_count = static_cast<uint32_t>(place_.dependencies.size() - dependency_begin);
+  place_.launches.push_back(
+      {op, static_cast<uint32_t>(tasks_of_[op].size()), dependency_begin, dependency_count, start, end});
+  if (p_.ops[op].route) {
+    for (uint32_t task : tasks_of_[op]) arrivals_.add(op, place_.end[task]);
+  }
+}
+
+Placement OpByOp::run() {
+  order_ops();
+  share_.resize(p_.ops.size());
+  launch_of_.assign(p_.ops.size(), kNone);
+  place_.start.resize(p_.tasks.size());
+  place_.end.resize(p_.tasks.size());
+  place_.launch.resize(p_.tasks.size());
+  for (const Pool& pool : pools_) {
+    first_queue_.push_back(place_.queues.size());
+    place_.queues.resize(place_.queues.size() + pool.cores);
+    free_.emplace_back(pool.cores, 0);
+  }
+  for (const auto& wave : waves()) {
+    partition(wave);
+    for (uint32_t op : wave) launch(op);
+  }
+  return std::move(place_);
+}
+
+}  // namespace
+
+Placement schedule_o0(const ProgramView& program, const Device& device) {
+  check_times(program, device);
+  return OpByOp(program, device).run();
+}
+
+}  // namespace hyper_mpmd::planner

@@ -1,0 +1,250 @@
+// Policy O1: list scheduling in time order. Whenever a core is free it takes the ready task with the longest path to
+// the end (the earlier one of equals); hop levels go one after another, so that no queue goes down in hop level.
+#include <algorithm>
+#include <string>
+
+#include "flow.h"
+
+namespace hyper_mpmd::planner {
+
+namespace {
+
+// Nanoseconds of the longest path from the start of each task to the end of the program. All puts of one op share the
+// largest, so that their rank-aware order decides among them.
+std::vector<int64_t> priorities(const ProgramView& program, const Device& device) {
+  const size_t count = program.tasks.size();
+  std::vector<int64_t> priority(count), event_tail(program.events.size(), 0);
+  for (size_t first = count; first > 0;) {
+    const size_t last = first;
+    const uint32_t op = program.tasks[first - 1].op;
+    const bool shared = program.ops[op].route != 0;
+    while (first > 0 && program.tasks[first - 1].op == op && (shared || first == last)) --first;
+    int64_t largest = 0;
+    for (size_t task = first; task < last; ++task) {
+      int64_t tail = 0;
+      for (const SignalRecord& signal : program.signals_of(task)) {
+        if (program.is_local(signal)) {
+          tail = std::max(tail, device.event_ns + event_tail[signal.event]);
+        } else if (signal.rank != static_cast<uint32_t>(program.rank)) {
+          tail = std::max(tail, device.remote_ns);
+        }
+      }
+      largest = std::max(largest, program.costs[task] + tail);
+    }
+    for (size_t task = first; task < last; ++task) {
+      priority[task] = largest;
+      for (const WaitRecord& wait : program.waits_of(task)) {
+        event_tail[wait.event] = std::max(event_tail[wait.event], largest);
+      }
+    }
+  }
+  return priority;
+}
+
+struct Pending {
+  int64_t ready_at, priority;
+  uint32_t task;
+};
+struct Ready {
+  int64_t priority;
+  uint32_t task;
+};
+// Orders for std heaps, which keep the "largest" on top.
+struct Later {
+  bool operator()(const Pending& a, const Pending& b) const {
+    if (a.ready_at != b.ready_at) return a.ready_at > b.ready_at;
+    if (a.priority != b.priority) return a.priority < b.priority;
+    return a.task > b.task;
+  }
+};
+struct LessUrgent {
+  bool operator()(const Ready& a, const Ready& b) const {
+    return a.priority != b.priority ? a.priority < b.priority : a.task > b.task;
+  }
+};
+struct Core {
+  int64_t free_at;
+  uint32_t number;
+  auto operator<=>(const Core&) const = default;
+};
+
+template <class Item, class Order>
+class Heap {
+ public:
+  bool empty() const { return items_.empty(); }
+  const Item& top() const { return items_.front(); }
+  void push(const Item& item) {
+    items_.push_back(item);
+    std::push_heap(items_.begin(), items_.end(), Order());
+  }
+  Item pop() {
+    std::pop_heap(items_.begin(), items_.end(), Order());
+    Item item = items_.back();
+    items_.pop_back();
+    return item;
+  }
+
+ private:
+  std::vector<Item> items_;
+};
+
+class ListScheduler {
+ public:
+  ListScheduler(const ProgramView& program, const Device& device)
+      : p_(program),
+        device_(device),
+        priority_(priorities(program, device)),
+        waiters_(program.events.size(),
+                 [&](auto&& pair) {
+                   for (uint32_t task = 0; task < program.tasks.size(); ++task) {
+                     for (const WaitRecord& wait : program.waits_of(task)) pair(wait.event, task);
+                   }
+                 }),
+        arrivals_(program, device) {
+    const size_t count = p_.tasks.size();
+    place_.start.resize(count);
+    place_.end.resize(count);
+    place_.launch.assign(count, 0);
+    ready_at_.assign(count, 0);
+    unmet_.assign(count, 0);
+    event_at_.assign(p_.events.size(), 0);
+    left_.reserve(p_.events.size());
+    for (const EventRecord& event : p_.events) left_.push_back(event.threshold);
+    for (const Pool& pool : pools(device)) {
+      auto& mine = pools_.emplace_back();
+      mine.first_queue = place_.queues.size();
+      for (uint32_t core = 0; core < pool.cores; ++core) {
+        mine.free.push({0, core});
+        place_.queues.emplace_back().reserve(count / pool.cores);
+      }
+    }
+  }
+
+  Placement run();
+
+ private:
+  struct PoolState {
+    Heap<Core, std::greater<>> free;
+    Heap<Pending, Later> pending;
+    Heap<Ready, LessUrgent> ready;
+    size_t first_queue = 0;
+
+    int64_t next_start() const {
+      return ready.empty() ? std::max(free.top().free_at, pending.top().ready_at) : free.top().free_at;
+    }
+    bool idle() const { return pending.empty() && ready.empty(); }
+  };
+
+  PoolState& pool(uint32_t task) { return pools_[pool_of(p_, device_, p_.tasks[task].op)]; }
+  void release(uint32_t task) {
+    PoolState& home = pool(task);
+    if (ready_at_[task] <= home.free.top().free_at) {  // no core of the pool is free before, so it need not pend
+      home.ready.push({priority_[task], task});
+    } else {
+      home.pending.push({ready_at_[task], priority_[task], task});
+    }
+  }
+  void open(std::span<const uint32_t> members);
+  void start_next(uint32_t level);
+
+  const ProgramView& p_;
+  const Device& device_;
+  std::vector<int64_t> priority_;
+  Groups waiters_;
+  Arrivals arrivals_;
+  Placement place_;
+  std::vector<PoolState> pools_;
+  std::vector<int64_t> ready_at_, event_at_;  // event_at: when the latest signal reaches the waiters
+  std::vector<uint32_t> unmet_;
+  std::vector<uint32_t> left_;
+};
+
+// Take the tasks of a hop level in: those that wait for nothing unfinished may start.
+void ListScheduler::open(std::span<const uint32_t> members) {
+  for (uint32_t task : members) {
+    for (const WaitRecord& wait : p_.waits_of(task)) {
+      if (wait.event >= p_.local_events) {
+        ready_at_[task] = std::max(ready_at_[task], arrivals_.time(wait.event));
+      } else if (left_[wait.event] > 0) {
+        ++unmet_[task];
+      }
+    }
+    if (!unmet_[task]) release(task);
+  }
+}
+
+void ListScheduler::start_next(uint32_t level) {
+  PoolState* pool = nullptr;
+  int64_t now = 0;
+  for (PoolState& candidate : pools_) {
+    if (candidate.idle()) continue;
+    const int64_t start = candidate.next_start();
+    if (!pool || start < now) {
+      pool = &candidate;
+      now = start;
+    }
+  }
+  while (!pool->pending.empty() && pool->pending.top().ready_at <= now) {
+    const Pending due = pool->pending.pop();
+    pool->ready.push({due.priority, due.task});
+  }
+  const uint32_t task = pool->ready.pop().task;
+  const uint32_t core = pool->free.pop().number;
+  const int64_t end = now + p_.costs[task];
+  place_.start[task] = now;
+  place_.end[task] = end;
+  place_.queues[pool->first_queue + core].push_back(task);
+  pool->free.push({end, core});
+  for (const SignalRecord& signal : p_.signals_of(task)) {
+    if (!p_.is_local(signal)) continue;
+    const uint32_t event = signal.event;
+    event_at_[event] = std::max(event_at_[event], end + device_.event_ns);
+    if (--left_[event]) continue;
+    for (uint32_t waiter : waiters_[event]) {
+      ready_at_[waiter] = std::max(ready_at_[waiter], event_at_[event]);
+      if (p_.ops[p_.tasks[waiter].op].hop == level && --unmet_[waiter] == 0) release(waiter);
+    }
+  }
+}
+
+Placement ListScheduler::run() {
+  std::vector<uint32_t> levels;
+  for (const OpRecord& op : p_.ops) levels.push_back(op.hop);
+  std::sort(levels.begin(), levels.end());
+  levels.erase(std::unique(levels.begin(), levels.end()), levels.end());
+  std::vector<uint32_t> members;
+  for (uint32_t level : levels) {
+    members.clear();
+    for (uint32_t task = 0; task < p_.tasks.size(); ++task) {
+      if (p_.ops[p_.tasks[task].op].hop == level) members.push_back(task);
+    }
+    open(members);
+    auto busy = [](const PoolState& pool) { return !pool.idle(); };
+    while (std::any_of(pools_.begin(), pools_.end(), busy)) start_next(level);
+    size_t stuck = 0;
+    uint32_t first_stuck = 0;
+    for (uint32_t task : members) {
+      if (unmet_[task] && !stuck++) first_stuck = task;
+      const uint32_t op = p_.tasks[task].op;
+      if (p_.ops[op].route) arrivals_.add(op, place_.end[task]);
+    }
+    if (stuck) {
+      throw Cycle(std::to_string(stuck) + " tasks at hop level " + std::to_string(level) +
+                  " can never start; the first is task " + std::to_string(first_stuck) +
+                  ": it waits for tasks of a later level, or for itself");
+    }
+  }
+  int64_t end = 0;
+  for (int64_t task_end : place_.end) end = std::max(end, task_end);
+  place_.launches.push_back({kNone, static_cast<uint32_t>(p_.tasks.size()), 0, 0, 0, end});
+  return std::move(place_);
+}
+
+}  // namespace
+
+Placement schedule_o1(const ProgramView& program, const Device& device) {
+  check_times(program, device);
+  return ListScheduler(program, device).run();
+}
+
+}  // namespace hyper_mpmd::planner
