@@ -116,8 +116,8 @@ def main() -> int:
 
     table = Table(title="one step of the feed-forward", title_justify="left")
     for name in ("", "median", "spread", *(f"x {peer}" for peer in torch_peers), "max rel error"):
-        table.add_column(name, justify="right" if name else "left")
-    names = {"O0": "O0, an op at a time", "O1": "O1, one fused run"}
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
+    names = {"O0": "O0, op by op", "O1": "O1, one fused run"}
     for name, times in seconds.items():
         table.add_row(
             names.get(name, name),

@@ -6,13 +6,16 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from hyper_mpmd.cli.subject import Subject, UsageError
+from hyper_mpmd.scheduler.bounds import bounds
 from hyper_mpmd.scheduler.plan import Plan
+from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.viz.report import report
 from hyper_mpmd.viz.summary import summarize
 from hyper_mpmd.viz.units import duration
@@ -58,6 +61,7 @@ def plan_command(
 def plans_record(plans: Sequence[Plan]) -> dict[str, Any]:
     """The plans as plain data: totals over the ranks, then each rank."""
     found = [summarize(plan) for plan in plans]
+    whole = bounds(plans[0] if len(plans) == 1 else World(plans))
     worst = max(found, key=lambda plan: plan.predicted_ns)
     return {
         "device": plans[0].device.name,
@@ -67,8 +71,8 @@ def plans_record(plans: Sequence[Plan]) -> dict[str, Any]:
         "tasks_by_kind": {kind: sum(plan.tasks_by_kind[kind] for plan in found) for kind in worst.tasks_by_kind},
         "events": sum(plan.events for plan in found),
         "predicted_ns": worst.predicted_ns,
-        "bound_ns": max(plan.bound_ns for plan in found),
-        "bounds": {reason: max(plan.bounds[reason] for plan in found) for reason in worst.bounds},
+        "bound_ns": whole.largest[1],
+        "bounds": {name: ns for name, ns in asdict(whole).items() if ns},
         "tiles": {op.name: list(op.tile) for op in worst.ops},
         "ranks": [plan.to_dict() for plan in found],
     }

@@ -8,6 +8,14 @@ from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.viz.summary import PlanSummary, launch_kinds, summarize
 from hyper_mpmd.viz.units import duration, percent, quantity, size
 
+_BOUNDS = {
+    "path": "longest path",
+    "work_aic": "work of AIC",
+    "work_aiv": "work of AIV",
+    "work_core": "work of all cores",
+    "memory": "memory",
+    "link": "link",
+}
 _MOST_COLUMNS = 8  # ranks side by side; of a larger world the smallest and the largest figures are shown
 
 
@@ -19,7 +27,7 @@ def report(plans: Sequence[Plan]) -> str:
     cores = f"{device.aic} cores" if device.unified else f"{device.aic} AIC + {device.aiv} AIV"
     world = "" if first.ranks == 1 else f", {_ranks(plans)}"
     head = f"{first.graph.name} on {device.name} ({cores}), policy {first.policy} ({launch_kinds(plans)}){world}"
-    return "\n".join([head, "", *_op_table(found), "", *_rank_table(found)])
+    return "\n".join([head, "", *_op_table(found), "", *_rank_table(found), *_notes(found)])
 
 
 def _ranks(plans: Sequence[Plan]) -> str:
@@ -76,11 +84,27 @@ def _rank_table(found: Sequence[PlanSummary]) -> list[str]:
     if len(found) > 1 or found[0].put_bytes:
         line("put to other ranks", [plan.put_bytes for plan in found], size)
     line("bound", [plan.bound_ns for plan in found], duration)
-    for reason in found[0].bounds:
-        line(f"  {reason}", [plan.bounds[reason] for plan in found], duration)
+    for name, meaning in _BOUNDS.items():
+        if any(name in plan.bounds for plan in found):
+            line(f"  {meaning}", [plan.bounds.get(name, 0) for plan in found], duration)
     line("predicted", [plan.predicted_ns for plan in found], duration)
     line("  bound / predicted", [plan.of_bound for plan in found], percent)
     return _align(lines, left=1)
+
+
+def _notes(found: Sequence[PlanSummary]) -> list[str]:
+    """Where a shared resource needs longer than the prediction, which gives each core a rate of its own."""
+    notes = []
+    for name in ("memory", "link"):
+        short = [plan for plan in found if plan.bounds.get(name, 0) > plan.predicted_ns]
+        if short:
+            longest = max(plan.bounds[name] for plan in short)
+            where = "" if len(found) == 1 else f" on {len(short)} of {len(found)} ranks"
+            notes.append(
+                f"note: {_BOUNDS[name]} needs {duration(longest)}{where}, longer than predicted: all cores share it, "
+                "and the prediction gives each core a rate of its own"
+            )
+    return notes
 
 
 def _count(value: float) -> str:

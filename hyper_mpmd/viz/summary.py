@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hyper_mpmd.scheduler.bounds import bounds, link_bytes
 from hyper_mpmd.scheduler.descriptor import AXES, OP_COLUMNS, OPERAND_COLUMNS, describe
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.scheduler.records import AIC, CORE_KINDS, DTYPES, NONE, ROLES
+from hyper_mpmd.scheduler.records import CORE_KINDS, DTYPES, NONE, ROLES
 from hyper_mpmd.tasks.tensor import ITEM_BYTES
 
 _ITEM_BYTES = np.array([ITEM_BYTES[name] for name in sorted(DTYPES, key=DTYPES.__getitem__)])
@@ -34,7 +35,7 @@ class OpSummary:
 
 @dataclass(frozen=True)
 class PlanSummary:
-    """One rank's plan. bounds: {what: nanoseconds that no schedule can beat}; bound_ns the largest of them. bytes: of
+    """One rank's plan. bounds: see `scheduler.bounds`, those that are not 0; bound_ns the largest of them. bytes: of
     the tensors by role. put_bytes: what is put to other ranks."""
 
     rank: int
@@ -56,7 +57,8 @@ class PlanSummary:
 
     @property
     def of_bound(self) -> float:
-        """The bound as a share of the predicted makespan; 1 means no better schedule exists."""
+        """The bound as a share of the predicted makespan: 1 means that no better schedule exists; above 1, that the
+        prediction, which gives each core a memory and link rate of its own, is too short."""
         return self.bound_ns / self.predicted_ns if self.predicted_ns else 1.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def summarize(plan: Plan) -> PlanSummary:
     by_kind = dict.fromkeys(("cube", "vector", "comm"), 0)
     for node, count in zip(nodes, per_op, strict=True):
         by_kind[node.core] += int(count)
-    bounds = _bounds(plan)
+    found = bounds(plan)
     return PlanSummary(
         rank=plan.rank,
         hash=plan.hash,
@@ -86,9 +88,9 @@ def summarize(plan: Plan) -> PlanSummary:
         longest_queue=int(sections["queues"]["count"].max(initial=0)),
         launches=len(sections["launches"]),
         bytes=_bytes_by_role(plan),
-        put_bytes=_put_bytes(plan),
-        bounds=bounds,
-        bound_ns=max(bounds.values()),
+        put_bytes=link_bytes(plan),
+        bounds={name: ns for name, ns in asdict(found).items() if ns},
+        bound_ns=found.largest[1],
         predicted_ns=plan.predicted_ns,
         ops=_ops(plan, per_op),
     )
@@ -143,69 +145,6 @@ def _bytes_by_role(plan: Plan) -> dict[str, int]:
     own = tensors["storage"] == np.arange(len(tensors))
     bytes_ = tensors["rows"] * tensors["cols"] * _ITEM_BYTES[tensors["dtype"]].astype(np.uint64)
     return {role: int(bytes_[own & (tensors["role"] == number)].sum()) for role, number in ROLES.items()}
-
-
-def _put_bytes(plan: Plan) -> int:
-    accesses = plan.sections["accesses"]
-    away = accesses[accesses["rank"] != plan.rank]
-    item_bytes = _ITEM_BYTES[plan.sections["tensors"]["dtype"][away["tensor"]]]
-    return int((away["rows"].astype(np.int64) * away["cols"] * item_bytes).sum())
-
-
-def _bounds(plan: Plan) -> dict[str, int]:
-    """Nanoseconds that no schedule of these tiles on this device can beat, by reason."""
-    device, tasks = plan.device, plan.tasks
-    cost = tasks["cost_ns"].astype(np.int64)
-    cube = plan.sections["ops"]["kind"][tasks["op"]] == AIC
-    found = {"longest path": _longest_path(plan, cost)}
-    if device.unified:
-        found["work of all cores"] = int(cost.sum()) // device.aic
-    else:
-        found["work of AIC"] = int(cost[cube].sum()) // device.aic
-        found["work of AIV"] = int(cost[~cube].sum()) // device.aiv
-    found["memory"] = _touched_bytes(plan) * 1000 // device.memory_bytes_per_us
-    if plan.ranks > 1:
-        found["link"] = _put_bytes(plan) * 1000 // device.link_total_bytes_per_us
-    return found
-
-
-def _longest_path(plan: Plan, cost: NDArray[np.int64]) -> int:
-    """Along local events, an op at a time (edges lead to later ops); what peers signal is taken to be there already."""
-    tasks, sections = plan.tasks, plan.sections
-    end = np.zeros(len(tasks), np.int64)
-    ready = np.zeros(len(sections["events"]), np.int64)
-    for op in plan.ops_with_tasks():
-        members = np.flatnonzero(tasks["op"] == op)
-        waits, waiter = _expand(tasks, members, "wait")
-        start = np.zeros(len(members), np.int64)
-        np.maximum.at(start, waiter, ready[sections["waits"]["event"][waits]])
-        end[members] = start + cost[members]
-        signals, sender = _expand(tasks, members, "signal")
-        records = sections["signals"][signals]
-        local = (records["rank"] == plan.rank) & (records["event"] < len(ready))
-        np.maximum.at(ready, records["event"][local], (end[members] + plan.device.event_ns)[sender[local]])
-    return int(end.max(initial=0))
-
-
-def _expand(tasks: NDArray[np.void], members: NDArray[np.int64], what: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Indices of all waits (or signals) of these tasks, and the position among the tasks that each belongs to."""
-    counts = tasks[f"{what}_count"][members].astype(np.int64)
-    owner = np.repeat(np.arange(len(members)), counts)
-    first = np.repeat(np.cumsum(counts) - counts, counts)
-    return tasks[f"{what}_begin"][members].astype(np.int64)[owner] + np.arange(len(owner)) - first, owner
-
-
-def _touched_bytes(plan: Plan) -> int:
-    """Bytes of the inputs and outputs that any tile touches, each once: weights of experts without rows stay out."""
-    accesses, tensors = plan.sections["accesses"], plan.sections["tensors"]
-    total = 0
-    for number in np.flatnonzero(np.isin(tensors["role"], (ROLES["input"], ROLES["output"]))):
-        boxes = np.unique(accesses[(accesses["tensor"] == number) & (accesses["rank"] == plan.rank)][["row", "rows"]])
-        begin, end = boxes["row"].astype(np.int64), (boxes["row"] + boxes["rows"]).astype(np.int64)
-        before = np.maximum.accumulate(np.concatenate(([0], end)))[:-1]
-        rows = np.maximum(0, end - np.maximum(begin, before)).sum()
-        total += int(rows) * int(tensors["cols"][number]) * int(_ITEM_BYTES[tensors["dtype"][number]])
-    return total
 
 
 def launch_kinds(plans: Sequence[Plan]) -> str:

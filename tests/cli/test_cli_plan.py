@@ -16,7 +16,7 @@ def test_plan_as_json_tells_tasks_events_bounds_tiles_and_time(call, small):
     assert record["tasks"] == sum(record["tasks_by_kind"].values()) > 0
     assert record["events"] > 0
     assert record["predicted_ns"] > 0
-    assert record["bound_ns"] == max(record["bounds"].values())
+    assert record["bound_ns"] == max(record["bounds"].values()) > 0
     assert set(record["tiles"]) == {"permute", "up", "act", "down", "unpermute"}
     assert record["planning_s"] > 0
     assert len(record["hash"]) == 64
@@ -92,4 +92,4 @@ def test_a_large_model_plans_for_an_npu(call):
     options = [word for option in sizes.items() for word in option]
     result = call("plan", "moe-ffn", "--device", "ascend-a3", *options, "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["tasks"] > 5_000
+    assert json.loads(result.stdout)["tasks"] > 1_000

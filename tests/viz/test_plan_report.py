@@ -18,10 +18,21 @@ def plans(ranks=1, policy="O1", device="cpu", hidden=64, intermediate=32):
 
 @pytest.mark.parametrize("policy", ["O0", "O1"])
 @pytest.mark.parametrize("device", ["cpu", "ascend-a3"])
-def test_bounds_do_not_exceed_the_prediction(policy, device):
+def test_path_and_work_do_not_exceed_the_prediction(policy, device):
     world, _ = plans(policy=policy, device=device)
     found = summarize(world[0])
-    assert 0 < found.of_bound <= 1
+    assert 0 < found.bounds["path"] <= found.predicted_ns
+    assert 0 < max(ns for name, ns in found.bounds.items() if name.startswith("work")) <= found.predicted_ns
+
+
+def test_a_memory_bound_beyond_the_prediction_is_pointed_out():
+    graph = hm.TaskGraph("wide")
+    rows = graph.rows("rows", groups=64)
+    x, w = graph.input("x", (rows, 1024)), graph.input("w", (64, 1024, 1024))
+    graph.output("y", graph.cube("product", hm.ops.GroupedMatmul(), x, w))
+    plan = hm.compile(graph, [1] * 64, device="ascend-a3")
+    assert summarize(plan).of_bound > 1
+    assert "note: memory needs" in plan.report()
 
 
 def test_flops_are_those_of_the_products():
