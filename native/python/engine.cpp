@@ -1,4 +1,5 @@
 // hyper_mpmd._native.engine: plans in memory, their workspaces, and launches. No logic of its own.
+#include "bind.h"
 #include "hyper_mpmd/engine.h"
 
 #include <nanobind/nanobind.h>
@@ -115,7 +116,7 @@ uintptr_t address(Prepared& plan, uint32_t tensor) {
 
 }  // namespace
 
-void bind_engine(nb::module_& parent) {
+void hyper_mpmd::bind_engine(nb::module_& parent) {
   nb::module_ m = parent.def_submodule("engine");
   nb::class_<Prepared>(m, "Prepared")
       .def("address", &address, "tensor"_a)

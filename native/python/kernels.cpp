@@ -1,5 +1,6 @@
 // hyper_mpmd._native.kernels: the kernels on raw addresses, for the tests, the benchmarks and the engine's set-up.
 // Whoever calls keeps the memory alive and the sizes true, as with ctypes.
+#include "bind.h"
 #include "hyper_mpmd/kernels.h"
 
 #include <nanobind/nanobind.h>
@@ -43,7 +44,7 @@ bool lend_gemm(uintptr_t create_tensor_from_blob, uintptr_t delete_tensor, uintp
 
 }  // namespace
 
-void bind_kernels(nb::module_& parent) {
+void hyper_mpmd::bind_kernels(nb::module_& parent) {
   nb::module_ m = parent.def_submodule("kernels", "CPU kernels on strided 2-D views, by address");
   using NoGil = nb::call_guard<nb::gil_scoped_release>;
 

@@ -6,13 +6,10 @@
 
 namespace nb = nanobind;
 
-void bind_engine(nb::module_& m);   // engine.cpp
-void bind_kernels(nb::module_& m);  // kernels.cpp
-
 NB_MODULE(_native, m) {
   m.def("version", &hyper_mpmd::version);
-  bind_engine(m);
-  bind_kernels(m);
+  hyper_mpmd::bind_engine(m);
+  hyper_mpmd::bind_kernels(m);
   hyper_mpmd::bind_planner(m);
   hyper_mpmd::bind_records(m);
 }

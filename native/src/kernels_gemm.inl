@@ -12,21 +12,26 @@ namespace {
 constexpr int kMaxRows = 14;    // 14 x 2 sums, 2 vectors of w, 1 of x: 31 of 32 registers
 constexpr int kWideRows = 6;    // so few rows leave registers for a strip twice as wide
 constexpr int kWidestRows = 2;  // or four times
+constexpr int kUnpackedPanels = 4;
 #elif defined(HYPER_MPMD_AVX2)
 constexpr int kMaxRows = 6;  // 6 x 2 + 2 + 1 of 16
 constexpr int kWideRows = 2;
 constexpr int kWidestRows = 1;
+constexpr int kUnpackedPanels = 2;
 #else
 constexpr int kMaxRows = 4;
 constexpr int kWideRows = 2;
 constexpr int kWidestRows = 1;
+constexpr int kUnpackedPanels = 2;
 #endif
 constexpr int kStripVectors = 2;
 constexpr int64_t kStrip = kStripVectors * kLanes;
 constexpr int64_t kBlockK = 256;  // a packed strip of 256 x 32 floats is 32 KiB
 constexpr int64_t kBlockM = kMaxRows * 10;
 constexpr int64_t kBlockN = 512;  // bounds the fp32 sums of a bf16 product, and keeps a block of y in the second cache
-constexpr int64_t kUnpackedRows = 2 * kMaxRows;  // up to here w is used where it lies
+// Up to here w is used where it lies. Measured: a copy pays only when more panels share it, all the more when rows of w
+// are a power of two apart, where a strip in place does not stay in the first cache.
+constexpr int64_t kUnpackedRows = kUnpackedPanels * kMaxRows;
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
