@@ -79,15 +79,21 @@ class Comparison:
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, warm: int = 2
+    contenders: Mapping[str, Callable[[], object]], rounds: int = ROUNDS, warm: int = 2, limit_s: float = 60.0
 ) -> dict[str, list[float]]:
-    """Seconds of each contender, a time a round; who goes first changes from round to round."""
+    """Seconds of each contender, a time a round; who goes first changes from round to round.
+
+    After limit_s no new round begins, so that a machine that others keep busy costs figures, not patience.
+    """
+    end = time.perf_counter() + limit_s
     names = list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(warm):
         for name in names:
             contenders[name]()
     for number in range(rounds):
+        if number and time.perf_counter() > end:
+            break
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             start = time.perf_counter()

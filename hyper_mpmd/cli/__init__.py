@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from hyper_mpmd import __version__
 from hyper_mpmd.errors import HyperMpmdError
 
 
@@ -141,6 +142,21 @@ Timeout = Annotated[
     float, typer.Option(metavar="SECONDS", min=0.001, help="Limit for each run.", rich_help_panel=_RUNNING)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hyper-mpmd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

@@ -20,6 +20,10 @@ def test_contenders_run_in_turn_and_the_first_one_changes():
     assert {name: len(times) for name, times in seconds.items()} == dict.fromkeys("abc", 3)
 
 
+def test_a_slow_machine_gets_fewer_rounds_but_at_least_one():
+    assert len(harness.interleave({"a": lambda: None}, rounds=9, limit_s=0.0)["a"]) == 1
+
+
 def test_ratios_are_taken_round_by_round():
     own, peer = [1.0, 10.0, 1.0], [2.0, 20.0, 2.0]  # the machine was ten times slower in the second round
     assert harness.times_as_fast(own, peer) == 2.0
