@@ -1,0 +1,102 @@
+"""What runs inside one rank of a pool: take a job, run it in a process group of its own, answer, again.
+
+Apart from the pool so that a rank imports no more than it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import multiprocessing
+import multiprocessing.connection
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Every rank of a pool is on this machine.
+HOST = "127.0.0.1"
+
+
+def rank_main(
+    rank: int,
+    world_size: int,
+    port: int,
+    connection: multiprocessing.connection.Connection,
+    stack_path: str,
+    collective_timeout: float,
+) -> None:
+    """Serve jobs from `connection` until an empty message or the end of the starting process.
+
+    A job is (number, sys.path, pickled call); the answer is (True, pickled result) or (False, pickled (text, pickled
+    exception or None)). A first (True, None) says that the rank is up.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the pool ends its ranks
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    store = dist.TCPStore(HOST, port, is_master=False)
+    with open(stack_path, "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        _answer(connection, True, None)
+        while True:
+            try:
+                message = connection.recv_bytes()
+            except (EOFError, OSError):
+                break
+            if not message:
+                break
+            number, path, call = pickle.loads(message)
+            sys.path[:] = path  # test modules found since this process started
+            _leave_group()
+            try:
+                dist.init_process_group(
+                    "gloo",
+                    store=dist.PrefixStore(f"job{number}", store),
+                    rank=rank,
+                    world_size=world_size,
+                    timeout=datetime.timedelta(seconds=collective_timeout),
+                )
+                torch.manual_seed(0)
+                function, args, kwargs = pickle.loads(call)
+                answer = pickle.dumps((True, pickle.dumps(function(*args, **kwargs))))
+            except BaseException as error:
+                _answer(connection, False, (traceback.format_exc(), _dump_error(error)))
+                # Peers may be waiting for this rank in a collective: closing the connections makes them fail as well.
+                _leave_group()
+            else:
+                connection.send_bytes(answer)
+    _leave_group()
+
+
+def _answer(connection: multiprocessing.connection.Connection, succeeded: bool, payload: Any) -> None:
+    with contextlib.suppress(OSError):
+        connection.send_bytes(pickle.dumps((succeeded, pickle.dumps(payload))))
+
+
+def _dump_error(error: BaseException) -> bytes | None:
+    try:
+        return pickle.dumps(error)
+    except Exception:
+        return None
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
