@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 # public name -> module that holds it
 _HOMES: dict[str, str] = {
     "HyperMpmdError": "hyper_mpmd.errors",
+    "init_device_mesh": "torch.distributed.device_mesh",
+    "fully_shard": "torch.distributed.fsdp",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # exported, not in __all__
 
 # Every rank of a pool is on this machine.
 HOST = "127.0.0.1"
@@ -43,7 +44,7 @@ def rank_main(
     torch.set_num_threads(1)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.TCPStore(HOST, port, is_master=False)
+    store = TCPStore(HOST, port, is_master=False)
     with open(stack_path, "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         _answer(connection, True, None)
@@ -60,7 +61,7 @@ def rank_main(
             try:
                 dist.init_process_group(
                     "gloo",
-                    store=dist.PrefixStore(f"job{number}", store),
+                    store=PrefixStore(f"job{number}", store),
                     rank=rank,
                     world_size=world_size,
                     timeout=datetime.timedelta(seconds=collective_timeout),

@@ -40,8 +40,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch.distributed as dist
 import torch.multiprocessing
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported, not in __all__
 
 from hyper_mpmd.errors import HyperMpmdError
 from hyper_mpmd.testing._rank_process import HOST, rank_main
@@ -98,7 +98,7 @@ class RankPool:
         self._jobs = 0
         self._processes: list[Any] = []
         self._connections: list[multiprocessing.connection.Connection] = []
-        self._store: dist.TCPStore | None = None
+        self._store: TCPStore | None = None
         self._stacks: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -165,7 +165,7 @@ class RankPool:
 
     def _start(self) -> None:
         # The store lives here, on a port the system picked, so no port is chosen twice and it outlives every job.
-        self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
         self._stacks = tempfile.TemporaryDirectory(prefix="hyper_mpmd_ranks_")
         context = torch.multiprocessing.get_context("spawn")
         for rank in range(self.world_size):
