@@ -59,10 +59,18 @@ class GroupedExperts(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Uniform in ±1/sqrt(fan-in of one expert), as `nn.Linear` does. Works on spread weights too."""
+        """Uniform in ±1/sqrt(fan-in of one expert), as `nn.Linear` does.
+
+        Works on spread weights too: each part draws its own numbers, and copies of a part the same ones, provided all
+        ranks called `torch.manual_seed` with the same value.
+        """
         for weight, fan_in in ((self.w1, self.dim), (self.w2, self.hidden_dim), (self.w3, self.dim)):
             bound = 1 / math.sqrt(fan_in)
-            nn.init.uniform_(weight, -bound, bound)
+            if isinstance(weight, DTensor):
+                local = weight.to_local()
+                local.uniform_(-bound, bound, generator=_generator_of_part(weight))
+            else:
+                weight.uniform_(-bound, bound)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, hidden_dim={self.hidden_dim}, num_experts={self.num_experts}"
@@ -155,6 +163,16 @@ class GroupedExperts(nn.Module):
     ) -> torch.Tensor:
         hidden = F.silu(grouped_linear(x, w1, ends)) * grouped_linear(x, w3, ends)
         return grouped_linear(hidden, w2, ends)
+
+
+def _generator_of_part(weight: DTensor) -> torch.Generator:
+    # DTensor's own random operators give every CPU rank the same numbers, so the experts of all ranks would be equal.
+    coordinate = weight.device_mesh.get_coordinate() or [0] * weight.device_mesh.ndim
+    part = 0
+    for placement, size, position in zip(weight.placements, weight.device_mesh.shape, coordinate, strict=True):
+        part = part if placement.is_replicate() else part * size + position
+    seed = int(torch.randint(2**40, ())) + part
+    return torch.Generator(weight.device).manual_seed(seed)
 
 
 def _local(weight: torch.Tensor) -> torch.Tensor:

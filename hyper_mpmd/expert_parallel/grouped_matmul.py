@@ -74,7 +74,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) ->
     if x.device.type == "npu":
         result: torch.Tensor = _NpuGroupedLinear.apply(x, weight, ends)  # type: ignore[no-untyped-call]
         return result
-    out = F.grouped_mm(x, weight.transpose(1, 2), offs=ends)
+    out = F.grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=ends)
     if out.requires_grad:
         # The kernel refuses an expanded gradient, such as that of a plain sum.
         out.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]

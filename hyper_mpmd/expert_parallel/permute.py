@@ -53,7 +53,7 @@ def unpermutation(
             f"unpermutation takes rows [T·k, H] and order [T·k] with k={top_k}, got {list(rows.shape)} and "
             f"{list(order.shape)}"
         )
-    home = take_rows(rows, inverse_order(order), order).view(-1, top_k, rows.shape[1])
+    home = take_rows(rows, inverse_order(order), order).view(rows.shape[0] // top_k, top_k, rows.shape[1])
     wide = home.to(torch.promote_types(rows.dtype, torch.float32))
     if scores is not None:
         if scores.shape != wide.shape[:2]:

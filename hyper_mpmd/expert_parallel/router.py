@@ -140,15 +140,15 @@ class TokenChoiceTopKRouter(nn.Module):
         if self.num_expert_groups is None or self.num_limited_groups is None:
             return _best(biased, self.top_k)
         T, G = scores.shape[0], self.num_expert_groups
+        group_size = self.num_experts // G
         if self.group_score == "max":
             unbiased = scores.masked_fill(scores.isnan(), _NEVER)
-            group_scores = unbiased.view(T, G, -1).amax(dim=2)
+            group_scores = unbiased.view(T, G, group_size).amax(dim=2)
         else:
-            group_scores = biased.view(T, G, -1).topk(2, dim=2).values.sum(dim=2)
+            group_scores = biased.view(T, G, group_size).topk(2, dim=2).values.sum(dim=2)
         # Only experts of the kept groups take part from here on, in the order of their ids: an expert outside can then
         # not even win among scores of -inf.
         groups = _best(group_scores, self.num_limited_groups).sort(dim=1).values
-        group_size = self.num_experts // G
         inside = torch.arange(group_size, device=scores.device)
         ids = (groups.unsqueeze(2) * group_size + inside).view(T, self.num_limited_groups * group_size)
         return ids.gather(1, _best(biased.gather(1, ids), self.top_k))
