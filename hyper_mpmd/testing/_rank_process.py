@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,7 +17,6 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -47,40 +47,40 @@ def rank_main(
     store = TCPStore(HOST, port, is_master=False)
     with open(stack_path, "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        _answer(connection, True, None)
-        while True:
-            try:
-                message = connection.recv_bytes()
-            except (EOFError, OSError):
-                break
-            if not message:
-                break
+        connection.send_bytes(pickle.dumps((True, pickle.dumps(None))))
+        while message := _next_message(connection):
             number, path, call = pickle.loads(message)
             sys.path[:] = path  # test modules found since this process started
             _leave_group()
-            try:
-                dist.init_process_group(
-                    "gloo",
-                    store=PrefixStore(f"job{number}", store),
-                    rank=rank,
-                    world_size=world_size,
-                    timeout=datetime.timedelta(seconds=collective_timeout),
-                )
-                torch.manual_seed(0)
-                function, args, kwargs = pickle.loads(call)
-                answer = pickle.dumps((True, pickle.dumps(function(*args, **kwargs))))
-            except BaseException as error:
-                _answer(connection, False, (traceback.format_exc(), _dump_error(error)))
-                # Peers may be waiting for this rank in a collective: closing the connections makes them fail as well.
-                _leave_group()
-            else:
+            timeout = datetime.timedelta(seconds=collective_timeout)
+            prefix = PrefixStore(f"job{number}", store)
+            dist.init_process_group("gloo", store=prefix, rank=rank, world_size=world_size, timeout=timeout)
+            torch.manual_seed(0)
+            succeeded, answer = _run(call)
+            with contextlib.suppress(OSError):
                 connection.send_bytes(answer)
+            if not succeeded:
+                # Peers may be waiting for this rank in a collective: closing its connections makes them fail too.
+                _leave_group()
+                gc.collect()
     _leave_group()
 
 
-def _answer(connection: multiprocessing.connection.Connection, succeeded: bool, payload: Any) -> None:
-    with contextlib.suppress(OSError):
-        connection.send_bytes(pickle.dumps((succeeded, pickle.dumps(payload))))
+def _next_message(connection: multiprocessing.connection.Connection) -> bytes:
+    try:
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        return b""
+
+
+def _run(call: bytes) -> tuple[bool, bytes]:
+    """The call's answer. A function of its own, so that nothing here keeps the frames of a failed call alive: they hold
+    process groups, and a group closes its connections when the last reference goes."""
+    try:
+        function, args, kwargs = pickle.loads(call)
+        return True, pickle.dumps((True, pickle.dumps(function(*args, **kwargs))))
+    except BaseException as error:
+        return False, pickle.dumps((False, pickle.dumps((traceback.format_exc(), _dump_error(error)))))
 
 
 def _dump_error(error: BaseException) -> bytes | None:

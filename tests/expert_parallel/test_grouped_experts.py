@@ -164,7 +164,7 @@ def test_a_device_without_grouped_matmul_is_named():
 def test_group_ends_are_int32_of_length_e_and_checked():
     ends = group_ends(torch.tensor([2, 0, 3]), 3, 5)
     assert (ends.dtype, ends.tolist()) == (torch.int32, [2, 2, 5])
-    with pytest.raises(ValueError, match="adds up to 5 .* 6 rows"):
+    with pytest.raises(ValueError, match=r"adds up to 5 .* 6 rows"):
         group_ends(torch.tensor([2, 0, 3]), 3, 6)
     with pytest.raises(ValueError, match=r"must be \[4\], got \[3\]"):
         group_ends(torch.tensor([2, 0, 3]), 4, 5)

@@ -31,6 +31,13 @@ def fail_on(rank, error):
     dist.barrier()
 
 
+def fail_on_while_a_subgroup_waits(rank, error):
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == rank:
+        raise error
+    dist.barrier(group)
+
+
 def die_on(rank, code):
     if dist.get_rank() == rank:
         if code < 0:
@@ -83,12 +90,13 @@ def test_processes_are_started_once(pool):
     assert pool.pids == pids
 
 
+@pytest.mark.parametrize("job", [fail_on, fail_on_while_a_subgroup_waits])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_error_names_its_rank_and_leaves_the_processes_usable(pool, rank):
+def test_an_error_names_its_rank_and_leaves_the_processes_usable(pool, rank, job):
     pool.run(sum_of_ranks, 1.0)
     pids = pool.pids
     with pytest.raises(RankFailed, match=rf"failed on rank {rank} of 2(.|\n)*ValueError: seven") as caught:
-        pool.run(fail_on, rank, ValueError("seven"))
+        pool.run(job, rank, ValueError("seven"))
     assert caught.value.rank == rank
     assert isinstance(caught.value.__cause__, ValueError)
     assert pool.run(sum_of_ranks, 1.0) == [1.0, 1.0]
