@@ -81,6 +81,9 @@ class AllToAllTokenDispatcher:
         self.ep_size = group.size()
         check_divides("num_experts", num_experts, "ep", self.ep_size, "choose an EP size that divides the experts")
 
+    def __deepcopy__(self, memo: dict[int, object]) -> AllToAllTokenDispatcher:
+        return self  # holds no state of any call, and a process group cannot be copied
+
     def dispatch(
         self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor, scores: torch.Tensor | None = None
     ) -> Dispatched:

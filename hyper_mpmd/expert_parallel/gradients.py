@@ -138,7 +138,8 @@ def _norm(tensors: list[torch.Tensor], norm_type: float) -> torch.Tensor:
         return torch.zeros(())
     wide = [torch.promote_types(tensor.dtype, torch.float32) for tensor in tensors]
     each = [torch.linalg.vector_norm(one, norm_type, dtype=dtype) for one, dtype in zip(tensors, wide, strict=True)]
-    return torch.linalg.vector_norm(torch.stack([norm.to(each[0].device) for norm in each]), norm_type)
+    total: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(each[0].device) for norm in each]), norm_type)
+    return total
 
 
 def _norm_over(groups: tuple[dist.ProcessGroup, ...], norm: torch.Tensor, norm_type: float) -> torch.Tensor:
@@ -146,7 +147,7 @@ def _norm_over(groups: tuple[dist.ProcessGroup, ...], norm: torch.Tensor, norm_t
     if not groups:
         return norm
     largest = norm_type == float("inf")
-    total = norm.clone() if largest else norm**norm_type
+    total: torch.Tensor = norm.clone() if largest else norm**norm_type
     for group in groups:
         dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return total if largest else torch.pow(total, 1 / norm_type)

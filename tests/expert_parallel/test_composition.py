@@ -1,11 +1,14 @@
 """Expert parallelism beside fully_shard, pipelines, recompute, accumulation, clipping and distributed checkpoints."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import hyper_mpmd as hm
@@ -27,7 +30,7 @@ AUX = {"load_balance_coeff": 0.1, "score_before_experts": False}
 CASES = {
     "data parallel by hand": Case({"dp": 2, "ep": 2}, AUX),
     "fully_shard the model": Case({"dp": 2, "ep": 2}, AUX, shard="model"),
-    "fully_shard each block": Case({"dp": 2, "ep": 2}, AUX, shard="blocks"),
+    "fully_shard each block": Case({"dp": 2, "ep": 2}, AUX, shard="blocks", async_combine=True),
     "fully_shard alone": Case({"dp": 2}, AUX, shard="blocks"),
     "fully_shard and tp": Case({"dp": 2, "tp": 2}, AUX, shard="blocks", max_norm=0.05),
     "clipping, ep": Case({"ep": 4}, max_norm=0.05),
@@ -101,6 +104,47 @@ def test_helper_fills_missing_gradients_and_refuses_a_mesh_that_mixes_ep(rank_po
     assert "of which data_mesh ('data',) has [0, 1, 2, 3] in one dimension" in messages[0]
     assert "got 'max'" in messages[1]
     assert "must be a DeviceMesh, got str" in messages[2]
+
+
+def mixed_precision_job():
+    """fully_shard computes in bf16; the router's buffers and the score's product stay wide, the masters fp32."""
+    mesh = hm.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    exact, ours = Model(32, 64, score_before_experts=False), Model(32, 64, score_before_experts=False)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    ExpertParallel(async_combine=True).apply(ours.moe.experts, mesh["ep"])
+    for module in (ours.moe.experts, ours.moe, ours):
+        hm.fully_shard(module, mesh=mesh["dp"], mp_policy=policy)
+    seen = []
+    ours.moe.router.register_forward_hook(lambda _, arguments, out: seen.append((arguments[1].dtype, out[0].dtype)))
+    x = torch.randn(2, 9, 32)
+    out = ours.moe(x)
+    out.float().square().mean().backward()
+    assert out.dtype == torch.bfloat16
+    assert seen == [(torch.float32, torch.float32)]
+    assert (ours.moe.expert_bias.dtype, ours.moe.tokens_per_expert.dtype) == (torch.float32, torch.int64)
+    assert all(parameter.grad.dtype == torch.float32 for parameter in ours.moe.parameters())
+    expected = exact.bfloat16().float().moe(x.bfloat16().float())
+    return {"output": relative_error(out, expected)}
+
+
+def test_fully_shard_in_mixed_precision(rank_pools):
+    assert 1e-5 < worst(rank_pools[4].run(mixed_precision_job))[0] < 0.04
+
+
+def copy_job():
+    mesh = hm.init_device_mesh("cpu", (2,), mesh_dim_names=("ep",))
+    model = Model()
+    ExpertParallel().apply(model.moe.experts, mesh)
+    twin = copy.deepcopy(model)
+    x = torch.randn(2, 3, 16)
+    expected = model(x)
+    with torch.no_grad():
+        model.moe.experts.w2.zero_()
+    return relative_error(twin(x), expected)
+
+
+def test_a_spread_model_can_be_copied(rank_pools):
+    assert rank_pools[2].run(copy_job) == [0.0, 0.0]
 
 
 def flattened_job():

@@ -166,6 +166,8 @@ def test_group_ends_are_int32_of_length_e_and_checked():
     assert (ends.dtype, ends.tolist()) == (torch.int32, [2, 2, 5])
     with pytest.raises(ValueError, match=r"adds up to 5 .* 6 rows"):
         group_ends(torch.tensor([2, 0, 3]), 3, 6)
+    with pytest.raises(ValueError, match="adds up to 4294967296 "):  # 0 in int32, which would pass for no rows
+        group_ends(torch.full((4,), 2**30, dtype=torch.int32), 4, 0)
     with pytest.raises(ValueError, match=r"must be \[4\], got \[3\]"):
         group_ends(torch.tensor([2, 0, 3]), 4, 5)
     with pytest.raises(ValueError, match="at most 2147483647, got 2147483648"):

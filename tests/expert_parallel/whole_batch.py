@@ -129,7 +129,7 @@ def train_beside_the_whole(case, steps=3, batch=4, seq=5, dim=16):
         update_expert_bias(whole, lr=0.01)
         update_expert_bias(ours, lr=0.01, group=data_mesh)
         assert torch.equal(ours.moe.expert_bias, whole.moe.expert_bias)
-        assert whole.moe.expert_bias.abs().max() > 1e-3
+        assert whole.moe.expert_bias.abs().max() > 1e-3 or len(whole.moe.expert_bias) == 1
     return errors
 
 
