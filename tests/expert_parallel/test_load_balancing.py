@@ -47,15 +47,15 @@ def test_counts_too_large_for_floats_are_compared_exactly():
 
 def test_repeated_updates_even_out_a_skewed_router():
     moe = fill_with_values_of_order_one(MoE(16, 8, 8, 2))
-    x = torch.randn(8, 64, 16) + 2 * moe.router.gate.weight[0]  # expert 0 is everybody's favourite
+    x = torch.randn(4, 64, 16) + 2 * moe.router.gate.weight[0]  # expert 0 is everybody's favourite
 
     def largest_share():
-        return (moe.router(x, moe.expert_bias)[2].max() / (8 * 64 * 2)).item()
+        return (moe.router(x, moe.expert_bias)[2].max() / (4 * 64 * 2)).item()
 
     before = largest_share()
-    for _ in range(100):
+    for _ in range(50):
         moe(x)
-        update_expert_bias(moe, lr=0.02)
+        update_expert_bias(moe, lr=0.04)
     assert before > 0.3
     assert largest_share() < 0.2
 
