@@ -5,4 +5,9 @@
 
 namespace nb = nanobind;
 
-NB_MODULE(_native, m) { m.def("version", &hyper_mpmd::version); }
+void bind_shmem(nb::module_& m);
+
+NB_MODULE(_native, m) {
+  m.def("version", &hyper_mpmd::version);
+  bind_shmem(m);
+}
