@@ -315,11 +315,15 @@ class SymmetricHeap:
     def _check_group(self, *, may_meet: bool) -> None:
         if self.native.closed:
             raise NotAcquired("this heap is closed: acquire() begins a new life")
+        aborted = self.native.abort_state() is not None
+        # An abort comes before a death: who aborted may have left, and its reason says more than its leaving.
+        if aborted and self._reported_generation != self.native.generation:
+            raise self._failure(ABORTED, "")
         if self.native.poll_peers() >= 0:
             raise self._failure(LOST, "")
-        if self.native.abort_state() is None:
+        if not aborted:
             return
-        if self._reported_generation != self.native.generation or not may_meet:
+        if not may_meet:
             raise self._failure(ABORTED, "")
         # Everyone leaves the aborted generation before anyone acts in the next.
         self._unfinished = None

@@ -8,39 +8,14 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-import time
-from typing import Any
 
 import torch.distributed as dist
 
-from hyper_mpmd import _native
-from hyper_mpmd.shmem.config import (
-    DEFAULT_TIMEOUT_SEC,
-    Config,
-    apply_log_level,
-    logger,
-    needed_bytes,
-    read_config,
-    timeout_from,
-)
-from hyper_mpmd.shmem.endpoint import EndpointExchange, parse_endpoint
-from hyper_mpmd.shmem.errors import (
-    HeapTooSmall,
-    NotAcquired,
-    PeerLost,
-    RendezvousError,
-    RendezvousTimeout,
-    ShmemError,
-    ShmemUnavailable,
-    ShmemValueError,
-)
+from hyper_mpmd.shmem.config import logger
+from hyper_mpmd.shmem.errors import NotAcquired, ShmemError, ShmemUnavailable, ShmemValueError
 from hyper_mpmd.shmem.heap import SymmetricHeap
-from hyper_mpmd.shmem.rendezvous import Exchange, GroupExchange, Message, SoloExchange
+from hyper_mpmd.shmem.opening import open_heap, world_from_environment
 from hyper_mpmd.shmem.tensors import live
-
-PROTOCOL = 1
-_SLICE_SEC = 0.05
-_LAST_WORDS_SEC = 2.0
 
 
 class Registry:
@@ -53,6 +28,7 @@ class Registry:
         self.unavailable: str | None = None
         self.last_failure: str | None = None
         self.opening = False
+        self.attempts: dict[tuple[int, ...], int] = {}  # acquires so far, with failed ones
 
     def heap(self, group: dist.ProcessGroup | None = None) -> SymmetricHeap:
         """The heap of a group, or the only one there is. Raises NotAcquired."""
@@ -82,23 +58,7 @@ def members_of(group: dist.ProcessGroup | None) -> tuple[int, ...]:
         if group is not None and dist.get_rank(group) < 0:
             raise ShmemValueError("this process is not a member of the group")
         return tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-    return tuple(range(_world_from_environment()[1]))
-
-
-def _world_from_environment() -> tuple[int, int]:
-    texts = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if texts == ("", ""):
-        return 0, 1
-    try:
-        rank, world = map(int, texts)
-    except ValueError:
-        rank = world = -1
-    if not 0 <= rank < world <= _native.SHMEM_MAX_RANKS:
-        raise ShmemValueError(
-            f"RANK={texts[0]!r} WORLD_SIZE={texts[1]!r}: without a process group both name this rank and the number of "
-            f"ranks, 0 <= RANK < WORLD_SIZE <= {_native.SHMEM_MAX_RANKS}"
-        )
-    return rank, world
+    return tuple(range(world_from_environment()[1]))
 
 
 def acquire(group: dist.ProcessGroup | None = None) -> SymmetricHeap:
@@ -124,13 +84,13 @@ def acquire(group: dist.ProcessGroup | None = None) -> SymmetricHeap:
             return heap
         registry.opening = True
         try:
-            heap = _open(group, members)
+            registry.attempts[members] = attempt = registry.attempts.get(members, 0) + 1
+            registry.heaps[members] = heap = open_heap(group, members, attempt)
         except BaseException as error:
             registry.last_failure = f"{type(error).__name__}: {error}"
             raise
         finally:
             registry.opening = False
-        registry.heaps[members] = heap
         logger.info("rank %d of %d: opened a heap of %d bytes", heap.rank, heap.world_size, heap.config.heap_bytes)
         return heap
 
@@ -161,141 +121,6 @@ def release(group: dist.ProcessGroup | None = None) -> None:
                 registry.heaps.pop(heap.members, None)
                 registry.last_failure = heap.last_failure or registry.last_failure
         logger.info("rank %d of %d: closed the heap", heap.rank, heap.world_size)
-
-
-def _open(group: dist.ProcessGroup | None, members: tuple[int, ...]) -> SymmetricHeap:
-    config: Config | None = None
-    refusal: ShmemError | None = None
-    try:
-        config = read_config()
-        apply_log_level(config)
-        timeout = config.timeout_sec
-    except ShmemError as error:
-        refusal = error
-        timeout = _timeout_or_default()
-    deadline = time.monotonic() + timeout
-    exchange = _exchange(group, members, config, deadline)
-    try:
-        return _connect(exchange, members, config, refusal, deadline)
-    finally:
-        exchange.close()
-
-
-def _timeout_or_default() -> float:
-    try:
-        return timeout_from(os.environ)
-    except ShmemError:
-        return DEFAULT_TIMEOUT_SEC
-
-
-def _exchange(
-    group: dist.ProcessGroup | None, members: tuple[int, ...], config: Config | None, deadline: float
-) -> Exchange:
-    if dist.is_initialized():
-        whole = group or dist.group.WORLD
-        assert whole is not None
-        return GroupExchange(whole)
-    rank, world = _world_from_environment()
-    if world == 1:
-        return SoloExchange()
-    endpoint = config.endpoint if config else os.environ.get("HYPER_PARALLEL_SHMEM_BOOTSTRAP_ENDPOINT", "")
-    parse_endpoint(endpoint)
-    return EndpointExchange(endpoint, rank, world, deadline)
-
-
-def _connect(
-    exchange: Exchange,
-    members: tuple[int, ...],
-    config: Config | None,
-    refusal: ShmemError | None,
-    deadline: float,
-) -> SymmetricHeap:
-    """Two rounds around the mapping: what each brings, then whether it worked; so all open the heap or none does."""
-    rank, world = exchange.rank, exchange.world
-    invitation: Any = None
-    if refusal is None:
-        assert config is not None
-        try:
-            if world > _native.SHMEM_MAX_RANKS:
-                raise ShmemValueError(f"a group of {world} ranks: at most {_native.SHMEM_MAX_RANKS} fit on one host")
-            invitation = _native.ShmemInvitation(rank, world, config.heap_bytes)
-        except ShmemError as error:
-            refusal = error
-        except OSError as error:
-            refusal = HeapTooSmall(f"the machine gave no heap of {config.heap_bytes} bytes: {error}")
-    brought: Message = {"protocol": PROTOCOL}
-    if refusal is not None:
-        brought["refused"] = [type(refusal).__name__, str(refusal)]
-    else:
-        brought["card"] = invitation.card
-    everyone = exchange.all(brought, deadline, _nothing)
-    _agree(everyone, refusal)
-    cards = [tuple(message["card"]) for message in everyone]
-
-    def watch() -> None:
-        for peer, (pid, start, *_) in enumerate(cards):
-            if not _native.process_alive(pid, start):
-                raise PeerLost(f"rank {peer} is lost: its process {pid} ended in acquire()", peer, members[peer])
-
-    verdict: Message = {}
-    caught: BaseException | None = None
-    try:
-        invitation.expect(cards)
-        while not invitation.progress(_SLICE_SEC):
-            if time.monotonic() > deadline:
-                raise RendezvousTimeout(f"the memory of rank(s) {invitation.missing()} did not come in time")
-    except _native.ShmemConnectError as error:
-        peer, dead, text = error.args
-        if dead:
-            raise PeerLost(f"rank {peer} is lost: {text}", peer, members[peer]) from None
-        verdict["failed"] = f"no way to the memory of rank {peer}: {text}"
-    except BaseException as error:
-        verdict["failed"] = f"{type(error).__name__}: {error}"
-        caught = error
-        deadline = min(deadline, time.monotonic() + _LAST_WORDS_SEC)
-    try:
-        verdicts = exchange.all(verdict, deadline, watch)
-    except (RendezvousError, PeerLost):
-        if caught is not None:
-            raise caught from None
-        raise
-    if caught is not None:
-        raise caught
-    for peer, each in enumerate(verdicts):
-        if "failed" in each:
-            raise RendezvousError(f"rank {peer} could not join: {each['failed']}")
-    assert config is not None
-    local_ranks = max(world, _local_world_size())
-    native = invitation.finish(local_ranks <= _native.usable_processors())
-    return SymmetricHeap(native, members, config)
-
-
-def _agree(everyone: list[Message], own: ShmemError | None) -> None:
-    """Raises, on every rank alike, the first rank's refusal or the first difference."""
-    from hyper_mpmd.shmem.errors import REFUSALS
-
-    for peer, message in enumerate(everyone):
-        if message.get("protocol") != PROTOCOL:
-            raise RendezvousError(f"rank {peer} runs another version of hyper_mpmd.shmem than rank 0")
-        if "refused" in message:
-            name, text = message["refused"]
-            raise REFUSALS.get(name, ShmemError)(f"rank {peer}: {text}") from own
-    sizes = [message["card"][2] for message in everyone]
-    for peer, size in enumerate(sizes):
-        if size != sizes[0]:
-            raise RendezvousError(
-                f"heaps differ: rank 0 has {sizes[0]} bytes, rank {peer} has {size}; set the same "
-                f"HYPER_PARALLEL_SHMEM_HEAP_SIZE on all ranks (registered modules need {needed_bytes()} bytes here)"
-            )
-
-
-def _local_world_size() -> int:
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return int(text) if text.isdigit() else 1
-
-
-def _nothing() -> None:
-    return
 
 
 def _forget_in_child() -> None:

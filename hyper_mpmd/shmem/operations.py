@@ -52,7 +52,7 @@ def free(tensor: torch.Tensor) -> None:
     except StaleTensor:
         # A second free is a collective of the heap it was in: all ranks hear of it, so none waits for this one.
         for heap in registry.heaps.values():
-            if 0 <= tensor.data_ptr() - heap.native.address(heap.rank) < heap.native.heap_bytes:
+            if 0 <= tensor.untyped_storage().data_ptr() - heap.native.address(heap.rank) < heap.native.heap_bytes:
                 heap.free(tensor)
         raise
 

@@ -6,6 +6,7 @@ leaves a thread, a socket or a file behind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hyper_mpmd.shmem.errors import RendezvousError, RendezvousTimeout
+from hyper_mpmd import _native
+from hyper_mpmd.shmem.errors import PeerLost, RendezvousError, RendezvousTimeout
 
 Message = dict[str, Any]
 # Called again and again while waiting; raises when it is known that waiting is in vain.
@@ -49,13 +51,98 @@ class SoloExchange:
         return
 
 
+class RollCall:
+    """Who has come to this acquire, written in the process group's store: names who is missing when the group fails.
+
+    A process group notices a dead neighbour but cannot say which rank it was, and the ranks behind that neighbour wait
+    on. The store is only read and written without waiting; where there is none, names are missing and nothing else.
+    """
+
+    LOOK_EVERY_SEC = 0.2
+    GRACE_SEC = 1.0  # for ranks that see the failure a little later to be counted as here
+
+    def __init__(self, rank: int, members: tuple[int, ...], attempt: int) -> None:
+        self._rank = rank
+        self._members = members
+        self._prefix = f"hyper_mpmd/shmem/{'-'.join(map(str, members))}/{attempt}"
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._next_look = 0.0
+        self._store: Any = None
+        with contextlib.suppress(Exception):
+            self._store = dist.distributed_c10d._get_default_store()
+            pid, start = _native.process_identity()
+            self._store.set(f"{self._prefix}/{rank}", f"{pid} {start}")
+
+    def look(self) -> None:
+        """Raises PeerLost for a rank that came and has died, RendezvousError when another rank saw the group fail."""
+        now = time.monotonic()
+        if self._store is None or now < self._next_look:
+            return
+        self._next_look = now + self.LOOK_EVERY_SEC
+        failed = False
+        with contextlib.suppress(RuntimeError):  # a store whose host died: whoever else knows more will say so
+            self._read()
+            failed = self._store.check([f"{self._prefix}/failed"])
+        if failed:  # before looking at who lives: whoever saw it first may have left since
+            raise RendezvousError("the process group failed on another rank")
+        self._check_alive()
+
+    def name_the_missing(self, error: Exception) -> RendezvousError | PeerLost:
+        """What to raise when the process group failed with `error`; the first rank to know decides for all."""
+        lost, text = -1, f"the process group failed while ranks met in acquire(): {error}"
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{self._prefix}/failed", "1")
+                lost, text = self._missing(error) or (lost, text)
+                decided = self._store.compare_set(f"{self._prefix}/verdict", "", f"{lost} {text}")
+                number, _, text = decided.decode().partition(" ")
+                lost = int(number)
+        return RendezvousError(text) if lost < 0 else PeerLost(text, lost, self._members[lost])
+
+    def _missing(self, error: Exception) -> tuple[int, str] | None:
+        until = time.monotonic() + self.GRACE_SEC
+        while len(self._seen) < len(self._members) and time.monotonic() < until:
+            if self._store.check([f"{self._prefix}/verdict"]):
+                return None
+            self._read()
+            time.sleep(POLL_SEC)
+        try:
+            self._check_alive()
+        except PeerLost as lost:
+            return lost.rank, str(lost)
+        absent = [rank for rank in range(len(self._members)) if rank not in self._seen and rank != self._rank]
+        if not absent:
+            return None
+        names = ", ".join(f"rank {rank}" for rank in absent)
+        return absent[0], f"{names} is lost: the process group broke and it never came to acquire() ({error})"
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._store.delete_key(f"{self._prefix}/{self._rank}")
+        self._store = None
+
+    def _read(self) -> None:
+        for rank in range(len(self._members)):
+            key = f"{self._prefix}/{rank}"
+            if rank not in self._seen and self._store.check([key]):
+                pid, start = self._store.get(key).split()
+                self._seen[rank] = int(pid), int(start)
+
+    def _check_alive(self) -> None:
+        for rank, (pid, start) in self._seen.items():
+            if not _native.process_alive(pid, start):
+                text = f"rank {rank} is lost: its process {pid} ended while ranks met in acquire()"
+                raise PeerLost(text, rank, self._members[rank])
+
+
 class GroupExchange:
     """Through a torch process group that can gather CPU tensors (gloo, or a mixed backend with it)."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, members: tuple[int, ...], attempt: int) -> None:
         self._group = group
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
+        self._roll_call = RollCall(self.rank, members, attempt)
 
     def all(self, message: Message, deadline: float, watch: Watch) -> list[Message]:
         text = json.dumps(message).encode()
@@ -69,16 +156,19 @@ class GroupExchange:
             # Polled instead of waited for: a process group's own wait hears neither Ctrl-C nor our deadline.
             while not work.is_completed():
                 watch()
+                self._roll_call.look()
                 if time.monotonic() > deadline:
                     raise RendezvousTimeout("not every rank of the process group came to acquire() in time")
                 time.sleep(POLL_SEC)
             work.wait()
-        except RendezvousError:
+        except PeerLost:
             raise
-        except RuntimeError as error:
+        except RuntimeError as error:  # the group's own errors, and RendezvousError
+            if isinstance(error, RendezvousTimeout):
+                raise
             watch()  # knows better who is gone, where that can be known
-            raise RendezvousError(f"the process group failed while ranks met in acquire(): {error}") from error
+            raise self._roll_call.name_the_missing(error) from error
         return [json.loads(bytes(each.numpy()).rstrip(b"\0")) for each in theirs]
 
     def close(self) -> None:
-        return
+        self._roll_call.close()

@@ -45,7 +45,8 @@ def locate(tensor: torch.Tensor, name: str) -> tuple[SymmetricHeap, Allocation, 
         refuse_stale(tensor, name)
         raise ShmemValueError(f"{name} is not in a symmetric heap: give a tensor made by shmem.empty, or a view of one")
     heap, allocation = found
-    return heap, allocation, allocation.offset + tensor.data_ptr() - allocation.address
+    inside = tensor.data_ptr() - allocation.address if tensor.nbytes else 0  # torch gives nothing the address 0
+    return heap, allocation, allocation.offset + inside
 
 
 def check_local(tensor: torch.Tensor, name: str) -> None:
@@ -79,7 +80,7 @@ def check_tensor(tensor: torch.Tensor, name: str) -> None:
 
 
 def refuse_stale(tensor: torch.Tensor, name: str) -> None:
-    if _native.shmem_in_own_mapping(tensor.data_ptr()):
+    if _native.shmem_in_own_mapping(tensor.untyped_storage().data_ptr()):
         raise StaleTensor(
             f"{name} lies in symmetric memory but belongs to no live allocation of this heap: "
             "it was freed, is of an earlier life or another group, or was inherited from a parent process"

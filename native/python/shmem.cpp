@@ -255,6 +255,7 @@ void bind(nb::module_& m) {
              return self.progress(deadline_in(seconds));
            })
       .def("missing", &Invitation::missing)
+      .def("abandon", &Invitation::abandon)
       .def("finish", [](Invitation& self, bool may_spin) {
         auto heap = self.finish();
         heap->set_may_spin(may_spin);

@@ -179,7 +179,7 @@ bool Invitation::receive(const Descriptor& socket) {
 }
 
 bool Invitation::progress(Clock::time_point until) {
-  if (cards_.empty()) throw std::logic_error("expect() comes before progress()");
+  if (!heap_ || cards_.empty()) throw std::logic_error("expect() comes before progress(), and neither after the end");
   constexpr int kSliceMs = 20;
   auto next_look = Clock::now() + SymmetricHeap::kPollEvery;
   while (true) {
@@ -216,8 +216,15 @@ std::vector<int> Invitation::missing() const {
   return ranks;
 }
 
+void Invitation::abandon() {
+  heap_.reset();
+  listener_.reset();
+  accepted_.clear();
+  cards_.clear();
+}
+
 std::unique_ptr<SymmetricHeap> Invitation::finish() {
-  if (!missing().empty()) throw std::logic_error("finish() before every peer's memory came");
+  if (!heap_ || !missing().empty()) throw std::logic_error("finish() before every peer's memory came");
   listener_.reset();
   accepted_.clear();
   return std::move(heap_);

@@ -195,8 +195,11 @@ Status SymmetricHeap::wait(Ready ready, Clock::time_point until, bool heed_abort
       backoff.pause();
       if (!cheap) break;
     }
-    // Whoever died may have done its part just before: look again after the death is known.
-    if (poll_peers() >= 0) return ready() ? Status::kDone : Status::kLost;
+    // Whoever died may have done its part, or ended the group, just before: look again once the death is known.
+    if (poll_peers() >= 0) {
+      if (ready()) return Status::kDone;
+      return heed_abort && aborted() ? Status::kAborted : Status::kLost;
+    }
     if (Clock::now() >= until) return ready() ? Status::kDone : Status::kPending;
   }
 }

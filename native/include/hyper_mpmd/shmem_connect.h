@@ -43,6 +43,8 @@ class Invitation {
   std::vector<int> missing() const;
   // The connected heap; the socket is gone with it.
   std::unique_ptr<SymmetricHeap> finish();
+  // Lets go of memory, sockets and descriptors at once; nothing can be done with it afterwards.
+  void abandon();
 
  private:
   struct Greeting {
