@@ -163,6 +163,15 @@ class SymmetricHeap:
             status = self.native.abort(REASON_DEADLINE, text)
         raise self._failure(status, f"wait_signal for {wanted}")
 
+    def abort(self, text: str) -> None:
+        """Ends what the group is doing: every rank in, or next coming to, an operation raises GroupAborted(text).
+
+        The first to abort decides the text. This rank raises nothing: it has an error of its own. All meet again in
+        their next collective.
+        """
+        self.native.abort(REASON_ERROR, f"{self._name(self.rank)}: {text}")
+        self._reported_generation = self.native.generation
+
     def ready_for_one_sided(self) -> None:
         """Raises what ended the group, if anything did, and finishes a barrier that was not waited for."""
         self._check_group(may_meet=False)

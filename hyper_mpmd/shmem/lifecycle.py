@@ -28,7 +28,6 @@ class Registry:
         self.unavailable: str | None = None
         self.last_failure: str | None = None
         self.opening = False
-        self.attempts: dict[tuple[int, ...], int] = {}  # acquires so far, with failed ones
 
     def heap(self, group: dist.ProcessGroup | None = None) -> SymmetricHeap:
         """The heap of a group, or the only one there is. Raises NotAcquired."""
@@ -84,8 +83,7 @@ def acquire(group: dist.ProcessGroup | None = None) -> SymmetricHeap:
             return heap
         registry.opening = True
         try:
-            registry.attempts[members] = attempt = registry.attempts.get(members, 0) + 1
-            registry.heaps[members] = heap = open_heap(group, members, attempt)
+            registry.heaps[members] = heap = open_heap(group, members)
         except BaseException as error:
             registry.last_failure = f"{type(error).__name__}: {error}"
             raise

@@ -39,7 +39,7 @@ _LAST_WORDS_SEC = 2.0  # how long a rank that gives up tries to tell the others
 _LONGEST_REASON = 1000
 
 
-def open_heap(group: dist.ProcessGroup | None, members: tuple[int, ...], attempt: int) -> SymmetricHeap:
+def open_heap(group: dist.ProcessGroup | None, members: tuple[int, ...]) -> SymmetricHeap:
     """A heap shared by all ranks of the group; on any error nothing of it is left on this rank."""
     config: Config | None = None
     refusal: ShmemError | None = None
@@ -51,7 +51,7 @@ def open_heap(group: dist.ProcessGroup | None, members: tuple[int, ...], attempt
         refusal = error
         timeout = _timeout_or_default()
     deadline = time.monotonic() + timeout
-    exchange = _exchange(group, members, attempt, deadline)
+    exchange = _exchange(group, members, deadline)
     invitation: Any = None
     try:
         if config is not None:
@@ -90,11 +90,11 @@ def world_from_environment() -> tuple[int, int]:
     return rank, world
 
 
-def _exchange(group: dist.ProcessGroup | None, members: tuple[int, ...], attempt: int, deadline: float) -> Exchange:
+def _exchange(group: dist.ProcessGroup | None, members: tuple[int, ...], deadline: float) -> Exchange:
     if dist.is_initialized():
         whole = group or dist.group.WORLD
         assert whole is not None
-        return GroupExchange(whole, members, attempt)
+        return GroupExchange(whole, members)
     rank, world = world_from_environment()
     if world == 1:
         return SoloExchange()
@@ -118,12 +118,17 @@ def _bring(
     exchange: Exchange, invitation: Any, refusal: ShmemError | None, deadline: float
 ) -> list[tuple[int, int, int, str]]:
     """First round: every rank's card; or, on every rank alike, the first refusal or the first difference."""
-    brought: Message = {"protocol": PROTOCOL}
+    brought: Message = {"protocol": PROTOCOL, "round": 1}
     if refusal is not None:
         brought["refused"] = [type(refusal).__name__, str(refusal)[:_LONGEST_REASON]]
     else:
         brought["card"] = invitation.card
-    everyone = exchange.all(brought, deadline, lambda: None)
+    while True:
+        everyone = exchange.all(brought, deadline, lambda: None)
+        # A process group pairs calls by their count. A rank whose earlier try timed out is one ahead: what the others
+        # then take for its card is an old one, and they say so in the round that this rank takes for their first.
+        if all(message.get("round") == 1 for message in everyone):
+            break
     for peer, message in enumerate(everyone):
         if message.get("protocol") != PROTOCOL:
             raise RendezvousError(f"rank {peer} runs another version of hyper_mpmd.shmem than rank {exchange.rank}")
@@ -154,7 +159,7 @@ def _map_all(
             if not _native.process_alive(pid, start):
                 raise PeerLost(f"rank {peer} is lost: its process {pid} ended in acquire()", peer, members[peer])
 
-    verdict: Message = {}
+    verdict: Message = {"protocol": PROTOCOL, "round": 2}
     caught: BaseException | None = None
     try:
         invitation.expect(cards)
@@ -179,6 +184,8 @@ def _map_all(
     if caught is not None:
         raise caught
     for peer, each in enumerate(verdicts):
+        if each.get("round") != 2:
+            raise RendezvousError(f"rank {peer} gave up an earlier acquire() and has begun a new one: try again")
         if "failed" in each:
             raise RendezvousError(f"rank {peer} could not join: {each['failed']}")
 

@@ -52,7 +52,7 @@ class SoloExchange:
 
 
 class RollCall:
-    """Who has come to this acquire, written in the process group's store: names who is missing when the group fails.
+    """Who has come to acquire() of this group, in the store of its process group: names who is missing when that fails.
 
     A process group notices a dead neighbour but cannot say which rank it was, and the ranks behind that neighbour wait
     on. The store is only read and written without waiting; where there is none, names are missing and nothing else.
@@ -61,10 +61,11 @@ class RollCall:
     LOOK_EVERY_SEC = 0.2
     GRACE_SEC = 1.0  # for ranks that see the failure a little later to be counted as here
 
-    def __init__(self, rank: int, members: tuple[int, ...], attempt: int) -> None:
+    def __init__(self, rank: int, members: tuple[int, ...]) -> None:
         self._rank = rank
         self._members = members
-        self._prefix = f"hyper_mpmd/shmem/{'-'.join(map(str, members))}/{attempt}"
+        # Not by attempt: a rank that came once is known for good, and a group that broke once stays broken.
+        self._prefix = f"hyper_mpmd/shmem/{'-'.join(map(str, members))}"
         self._seen: dict[int, tuple[int, int]] = {}
         self._next_look = 0.0
         self._store: Any = None
@@ -116,11 +117,6 @@ class RollCall:
         names = ", ".join(f"rank {rank}" for rank in absent)
         return absent[0], f"{names} is lost: the process group broke and it never came to acquire() ({error})"
 
-    def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._store.delete_key(f"{self._prefix}/{self._rank}")
-        self._store = None
-
     def _read(self) -> None:
         for rank in range(len(self._members)):
             key = f"{self._prefix}/{rank}"
@@ -138,11 +134,11 @@ class RollCall:
 class GroupExchange:
     """Through a torch process group that can gather CPU tensors (gloo, or a mixed backend with it)."""
 
-    def __init__(self, group: dist.ProcessGroup, members: tuple[int, ...], attempt: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, members: tuple[int, ...]) -> None:
         self._group = group
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
-        self._roll_call = RollCall(self.rank, members, attempt)
+        self._roll_call = RollCall(self.rank, members)
 
     def all(self, message: Message, deadline: float, watch: Watch) -> list[Message]:
         text = json.dumps(message).encode()
@@ -171,4 +167,4 @@ class GroupExchange:
         return [json.loads(bytes(each.numpy()).rstrip(b"\0")) for each in theirs]
 
     def close(self) -> None:
-        self._roll_call.close()
+        return

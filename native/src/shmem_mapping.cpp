@@ -90,9 +90,11 @@ std::shared_ptr<Mapping> Mapping::adopt(Descriptor file, std::size_t bytes) {
     throw std::runtime_error("a peer's heap has " + std::to_string(about.st_size) + " bytes, this rank's has " +
                              std::to_string(bytes));
   }
-  // F_GET_SEALS fails on a plain file, which has no seals to ask for.
+  // A memfd that could be sealed and is not could be cut short later. A plain file cannot be sealed: there the call
+  // fails or, on tmpfs, says that its (empty) set of seals is final.
   const int seals = ::fcntl(file.get(), F_GET_SEALS);
-  if (seals >= 0 && (seals & F_SEAL_SHRINK) == 0) throw std::runtime_error("a peer's heap is not sealed");
+  if (seals >= 0 && (seals & (F_SEAL_SHRINK | F_SEAL_SEAL)) == 0)
+    throw std::runtime_error("a peer's heap is not sealed");
   auto mapping = std::shared_ptr<Mapping>(new Mapping(std::move(file), bytes, false));
   mapping->file_.reset();
   return mapping;

@@ -124,10 +124,10 @@ def _rank_main(
         line.send(("value", value, time.monotonic()))
     except BaseException as error:
         line.send(("error", type(error).__name__, str(error), traceback.format_exc(), time.monotonic()))
-    finally:
-        if store is not None:
-            with contextlib.suppress(Exception):
-                dist.destroy_process_group()
+    if store is not None:
+        # destroy_process_group would wait for what a rank that gave up has left open.
+        line.close()
+        os._exit(0)
 
 
 @contextlib.contextmanager
