@@ -20,6 +20,7 @@ from hyper_mpmd.shmem.rendezvous import Message, Watch
 _LENGTH = struct.Struct("!I")
 _LONGEST_MESSAGE = 1 << 20
 _SLICE_SEC = 0.05
+_SETTLE_SEC = 0.3
 _PROTOCOL = "hyper_mpmd shmem 1"
 
 
@@ -95,6 +96,17 @@ class EndpointExchange:
         except BaseException:
             self.close()
             raise
+
+    def settle(self, lost: int, text: str) -> tuple[int, str]:
+        """Rank 0 tells what it found; the others take its last words, if it has said any."""
+        if self.rank == 0:
+            self._tell_all({"failure": text, "lost": lost})
+        else:
+            with contextlib.suppress(ValueError):
+                last = self._lines[0].take()
+                if isinstance(last, dict) and isinstance(last.get("lost"), int):
+                    return last["lost"], str(last["failure"])
+        return lost, text
 
     def close(self) -> None:
         for line in [*self._lines.values(), *self._strangers]:
@@ -243,8 +255,14 @@ class EndpointExchange:
 
     def _check_line(self, peer: int, line: _Line) -> None:
         # By process first: a child that a dead rank forked keeps its socket open.
-        if line.identity is not None and not _native.process_alive(*line.identity):
-            raise PeerLost(f"rank {peer} (process {line.identity[0]}) ended while ranks met in acquire()", peer, peer)
+        if line.identity is not None:
+            # A dying process closes its sockets a little before it counts as ended.
+            settled = time.monotonic() + (_SETTLE_SEC if line.ended else 0)
+            while _native.process_alive(*line.identity) and time.monotonic() < settled:
+                time.sleep(0.005)
+            if not _native.process_alive(*line.identity):
+                pid = line.identity[0]
+                raise PeerLost(f"rank {peer} is lost: its process {pid} ended while ranks met in acquire()", peer, peer)
         if line.ended:
             raise RendezvousError(f"rank {peer} left while ranks met in acquire()")
 

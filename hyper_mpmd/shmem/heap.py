@@ -174,7 +174,8 @@ class SymmetricHeap:
 
     def ready_for_one_sided(self) -> None:
         """Raises what ended the group, if anything did, and finishes a barrier that was not waited for."""
-        self._check_group(may_meet=False)
+        if not self.native.is_quiet():
+            self._check_group(may_meet=False)
         if self._unfinished is not None:
             with self._lock():
                 self._finish_barrier()

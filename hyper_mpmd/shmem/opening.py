@@ -157,7 +157,8 @@ def _map_all(
     def watch() -> None:
         for peer, (pid, start, *_) in enumerate(cards):
             if not _native.process_alive(pid, start):
-                raise PeerLost(f"rank {peer} is lost: its process {pid} ended in acquire()", peer, members[peer])
+                lost, text = exchange.settle(peer, f"rank {peer} is lost: its process {pid} ended in acquire()")
+                raise PeerLost(text, lost, members[lost])
 
     verdict: Message = {"protocol": PROTOCOL, "round": 2}
     caught: BaseException | None = None
@@ -169,7 +170,8 @@ def _map_all(
     except _native.ShmemConnectError as error:
         peer, dead, text = error.args
         if dead:
-            raise PeerLost(f"rank {peer} is lost: {text}", peer, members[peer]) from None
+            lost, text = exchange.settle(peer, f"rank {peer} is lost: {text}")
+            raise PeerLost(text, lost, members[lost]) from None
         verdict["failed"] = f"no way to the memory of rank {peer}: {text}"[:_LONGEST_REASON]
     except BaseException as error:
         verdict["failed"] = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]

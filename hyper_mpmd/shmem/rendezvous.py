@@ -35,6 +35,9 @@ class Exchange(Protocol):
     def all(self, message: Message, deadline: float, watch: Watch) -> list[Message]:
         """Every rank's message, by rank. `deadline` is on time.monotonic's clock. Raises RendezvousError."""
 
+    def settle(self, lost: int, text: str) -> tuple[int, str]:
+        """This rank found rank `lost` dead: which death, in which words, all ranks name. The first to find one says."""
+
     def close(self) -> None: ...
 
 
@@ -46,6 +49,9 @@ class SoloExchange:
 
     def all(self, message: Message, deadline: float, watch: Watch) -> list[Message]:
         return [message]
+
+    def settle(self, lost: int, text: str) -> tuple[int, str]:
+        return lost, text
 
     def close(self) -> None:
         return
@@ -59,7 +65,7 @@ class RollCall:
     """
 
     LOOK_EVERY_SEC = 0.2
-    GRACE_SEC = 1.0  # for ranks that see the failure a little later to be counted as here
+    GRACE_SEC = 1.0  # for ranks to come that see the failure later, and for a dying process to count as ended
 
     def __init__(self, rank: int, members: tuple[int, ...]) -> None:
         self._rank = rank
@@ -95,22 +101,30 @@ class RollCall:
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"{self._prefix}/failed", "1")
                 lost, text = self._missing(error) or (lost, text)
-                decided = self._store.compare_set(f"{self._prefix}/verdict", "", f"{lost} {text}")
-                number, _, text = decided.decode().partition(" ")
-                lost = int(number)
-        return RendezvousError(text) if lost < 0 else PeerLost(text, lost, self._members[lost])
+        if lost < 0:
+            return RendezvousError(text)
+        lost, text = self.settle(lost, text)
+        return PeerLost(text, lost, self._members[lost])
+
+    def settle(self, lost: int, text: str) -> tuple[int, str]:
+        """The verdict of the first rank that came to one; this rank's where nobody has."""
+        with contextlib.suppress(RuntimeError, AttributeError):  # no store, or its host is gone
+            decided = self._store.compare_set(f"{self._prefix}/verdict", "", f"{lost} {text}")
+            number, _, text = decided.decode().partition(" ")
+            lost = int(number)
+        return lost, text
 
     def _missing(self, error: Exception) -> tuple[int, str] | None:
         until = time.monotonic() + self.GRACE_SEC
-        while len(self._seen) < len(self._members) and time.monotonic() < until:
+        while time.monotonic() < until:
             if self._store.check([f"{self._prefix}/verdict"]):
                 return None
             self._read()
+            try:
+                self._check_alive()
+            except PeerLost as lost:
+                return lost.rank, str(lost)
             time.sleep(POLL_SEC)
-        try:
-            self._check_alive()
-        except PeerLost as lost:
-            return lost.rank, str(lost)
         absent = [rank for rank in range(len(self._members)) if rank not in self._seen and rank != self._rank]
         if not absent:
             return None
@@ -128,6 +142,7 @@ class RollCall:
         for rank, (pid, start) in self._seen.items():
             if not _native.process_alive(pid, start):
                 text = f"rank {rank} is lost: its process {pid} ended while ranks met in acquire()"
+                rank, text = self.settle(rank, text)
                 raise PeerLost(text, rank, self._members[rank])
 
 
@@ -165,6 +180,9 @@ class GroupExchange:
             watch()  # knows better who is gone, where that can be known
             raise self._roll_call.name_the_missing(error) from error
         return [json.loads(bytes(each.numpy()).rstrip(b"\0")) for each in theirs]
+
+    def settle(self, lost: int, text: str) -> tuple[int, str]:
+        return self._roll_call.settle(lost, text)
 
     def close(self) -> None:
         return

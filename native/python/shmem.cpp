@@ -223,6 +223,11 @@ void bind(nb::module_& m) {
              return b.wait(seconds, [](SymmetricHeap& h, Clock::time_point until) { return h.meet(until); });
            })
       .def("has_met", [](Bound& b, int peer) { return b.heap().has_met(peer); })
+      .def("is_quiet",
+           [](Bound& b) {
+             SymmetricHeap& heap = b.heap();
+             return !heap.closed() && !heap.aborted() && heap.poll_peers() < 0;
+           })
       .def("poll_peers", [](Bound& b) { return b.heap().poll_peers(); })
       .def("lost_rank", [](Bound& b) { return b.heap().lost_rank(); })
       .def("set_activity", [](Bound& b, const std::string& text) { b.heap().set_activity(text); })

@@ -181,7 +181,6 @@ bool Invitation::receive(const Descriptor& socket) {
 bool Invitation::progress(Clock::time_point until) {
   if (!heap_ || cards_.empty()) throw std::logic_error("expect() comes before progress(), and neither after the end");
   constexpr int kSliceMs = 20;
-  auto next_look = Clock::now() + SymmetricHeap::kPollEvery;
   while (true) {
     bool done = true;
     for (int peer = 0; peer < world_; ++peer) {
@@ -197,9 +196,9 @@ bool Invitation::progress(Clock::time_point until) {
     ::poll(watched.data(), watched.size(), kSliceMs);
     accept_all();
     std::erase_if(accepted_, [this](const Descriptor& socket) { return receive(socket); });
-    if (now < next_look) continue;
-    next_look = now + SymmetricHeap::kPollEvery;
-    for (const int peer : missing()) {
+    if (now < next_look_) continue;
+    next_look_ = now + SymmetricHeap::kPollEvery;
+    for (int peer = 0; peer < world_; ++peer) {
       const ProcessId& process = cards_[static_cast<std::size_t>(peer)].process;
       if (!is_alive(process)) {
         throw ConnectError(peer, true, "its process " + std::to_string(process.pid) + " has ended");

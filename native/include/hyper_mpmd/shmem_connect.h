@@ -66,6 +66,7 @@ class Invitation {
   std::vector<bool> sent_;
   std::vector<bool> received_;
   std::vector<Descriptor> accepted_;
+  Clock::time_point next_look_;  // at who is alive; kept over calls, which may each be shorter than the interval
 };
 
 }  // namespace hyper_mpmd::shmem
