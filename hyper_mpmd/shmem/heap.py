@@ -347,8 +347,12 @@ class SymmetricHeap:
 
     def _failure(self, status: int, call: str) -> BaseException:
         """The error of a wait that did not end well, noted as reported here."""
+        if self._deferred is not None:  # this rank's own interrupt is why the rest of the call found the group ended
+            caught, self._deferred = self._deferred, None
+            self._reported_generation = self.native.generation
+            return caught
         if status == INTERRUPTED:
-            caught: BaseException = self.native.take_raised()
+            caught = self.native.take_raised()
             self._end_group(caught, f" in {call}")
             return caught
         if status == LOST:
