@@ -28,8 +28,8 @@ class DebugState(dict[str, Any]):
 def debug_state(group: dist.ProcessGroup | None = None) -> DebugState:
     """State, config, reference count, bytes used, free and peak, live allocations by id, last failure.
 
-    Of one heap: that of `group`, or the one calls without `group=` mean, or the first; others are under `other_heaps`. Never waits,
-    never raises for want of a heap: `state` is then "closed", "opening" or "unavailable".
+    Of one heap: that of `group`, or the one calls without `group=` mean, or the first; others are under `other_heaps`.
+    Never waits, never raises for want of a heap: `state` is then "closed", "opening" or "unavailable".
     """
     heaps = list(registry.heaps.values())
     if group is not None:
