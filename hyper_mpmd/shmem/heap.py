@@ -352,9 +352,9 @@ class SymmetricHeap:
             self._reported_generation = self.native.generation
             return caught
         if status == INTERRUPTED:
-            caught = self.native.take_raised()
-            self._end_group(caught, f" in {call}")
-            return caught
+            interrupt: BaseException = self.native.take_raised()
+            self._end_group(interrupt, f" in {call}")
+            return interrupt
         if status == LOST:
             self.lost_was_reported = True
             lost = self.native.lost_rank()
