@@ -347,10 +347,14 @@ class SymmetricHeap:
 
     def _failure(self, status: int, call: str) -> BaseException:
         """The error of a wait that did not end well, noted as reported here."""
-        if status == INTERRUPTED:
-            caught: BaseException = self.native.take_raised()
-            self._end_group(caught, f" in {call}")
+        if self._deferred is not None:  # this rank's own interrupt is why the rest of the call found the group ended
+            caught, self._deferred = self._deferred, None
+            self._reported_generation = self.native.generation
             return caught
+        if status == INTERRUPTED:
+            interrupt: BaseException = self.native.take_raised()
+            self._end_group(interrupt, f" in {call}")
+            return interrupt
         if status == LOST:
             self.lost_was_reported = True
             lost = self.native.lost_rank()

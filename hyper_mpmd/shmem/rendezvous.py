@@ -110,15 +110,19 @@ class RollCall:
         """The verdict of the first rank that came to one; this rank's where nobody has."""
         with contextlib.suppress(RuntimeError, AttributeError):  # no store, or its host is gone
             decided = self._store.compare_set(f"{self._prefix}/verdict", "", f"{lost} {text}")
-            number, _, text = decided.decode().partition(" ")
-            lost = int(number)
+            return self._parse(decided)
         return lost, text
+
+    @staticmethod
+    def _parse(verdict: bytes) -> tuple[int, str]:
+        number, _, text = verdict.decode().partition(" ")
+        return int(number), text
 
     def _missing(self, error: Exception) -> tuple[int, str] | None:
         until = time.monotonic() + self.GRACE_SEC
         while time.monotonic() < until:
             if self._store.check([f"{self._prefix}/verdict"]):
-                return None
+                return self._parse(self._store.get(f"{self._prefix}/verdict"))
             self._read()
             try:
                 self._check_alive()

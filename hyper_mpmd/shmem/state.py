@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hyper_mpmd import _native
+from hyper_mpmd.shmem.errors import ShmemError
 from hyper_mpmd.shmem.heap import SymmetricHeap
 from hyper_mpmd.shmem.lifecycle import registry
 
@@ -27,14 +28,17 @@ class DebugState(dict[str, Any]):
 def debug_state(group: dist.ProcessGroup | None = None) -> DebugState:
     """State, config, reference count, bytes used, free and peak, live allocations by id, last failure.
 
-    Of one heap: that of `group`, or the one calls without `group=` mean; others are under `other_heaps`. Never waits,
-    never raises for want of a heap: `state` is then "closed", "opening" or "unavailable".
+    Of one heap: that of `group`, or the one calls without `group=` mean, or the first; others are under `other_heaps`.
+    Never waits, never raises for want of a heap: `state` is then "closed", "opening" or "unavailable".
     """
     heaps = list(registry.heaps.values())
     if group is not None:
         chosen: SymmetricHeap | None = registry.heap(group)
     else:
-        chosen = heaps[0] if heaps else None
+        try:
+            chosen = registry.heap()
+        except ShmemError:
+            chosen = heaps[0] if heaps else None
     if chosen is None:
         state = "unavailable" if registry.unavailable else "opening" if registry.opening else "closed"
         return DebugState(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import socket
 import struct
@@ -11,7 +12,7 @@ import sys
 import time
 
 import pytest
-from shmem_ranks import own_resources, start
+from shmem_ranks import own_resources, run, start
 
 from hyper_mpmd import shmem
 from hyper_mpmd.shmem.endpoint import parse_endpoint
@@ -117,20 +118,31 @@ def test_a_bad_endpoint_is_refused_before_anything_is_taken(monkeypatch):
     assert own_resources() == before
 
 
-def test_the_ring_example_runs_by_itself():
-    example = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "ring.py")
-    done = subprocess.run(
-        [sys.executable, example, "--ranks", "2", "--steps", "3"], capture_output=True, text=True, timeout=100
-    )
+EXAMPLE = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "ring.py")
+
+
+def _ring_example(ctx, steps):
+    runpy.run_path(EXAMPLE)["ring"](steps)
+    return "done"
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["endpoint", "gloo"])
+def test_the_ring_example_verifies_its_rows(group):
+    assert run(_ring_example, 3, 7, group=group) == ["done"] * 3
+
+
+@pytest.mark.slow
+def test_the_ring_example_starts_its_ranks_itself():
+    command = [sys.executable, EXAMPLE, "--ranks", "2", "--steps", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "3 steps round 2 ranks: every row arrived as sent" in done.stdout
 
 
 @pytest.mark.slow
 def test_the_ring_example_runs_under_torchrun():
-    example = os.path.join(os.path.dirname(__file__), "..", "..", "examples", "ring.py")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", EXAMPLE],
         capture_output=True,
         text=True,
         timeout=100,

@@ -300,6 +300,7 @@ def test_a_deadline_ends_all_with_one_error_and_the_next_collective_works():
 
 def _late(ctx):
     _open(ctx)
+    ctx.say("ready")
     heap = shmem.acquire()
     shmem.release()
     if ctx.rank == 1:
@@ -313,8 +314,10 @@ def _late(ctx):
 
 
 def test_a_barrier_names_who_did_not_come_and_what_it_is_doing():
-    with start(_late, 3, timeout_sec=0.7) as ranks:
-        time.sleep(1.2)
+    with start(_late, 3, timeout_sec=2) as ranks:
+        for rank in range(3):
+            ranks.hear(rank)
+        time.sleep(2.3)
         ranks.tell(1)
         texts = ranks.values()
     assert len(set(texts)) == 1
