@@ -231,7 +231,7 @@ Placement ListScheduler::run() {
       if (p_.ops[op].route) arrivals_.add(op, place_.end[task]);
     }
     if (stuck) {
-      throw Cycle(std::to_string(stuck) + " tasks at hop level " + std::to_string(level) +
+      throw Cycle(std::to_string(stuck) + " task(s) at hop level " + std::to_string(level) +
                   " can never start; the first is task " + std::to_string(first_stuck) +
                   ": it waits for tasks of a later level, or for itself");
     }

@@ -87,9 +87,9 @@ def doubled_rows():
 
 def huge_work():
     g = hm.TaskGraph("g")
-    x, w = g.input("x", (MAX_INDEX, 1 << 31)), g.input("w", (1 << 31, 4096))
+    x, w = g.input("x", (1 << 26, 1 << 20)), g.input("w", (1 << 20, 4096))
     g.output("y", g.cube("up", hm.ops.Matmul(), x, w))
-    return g, None, {"up": (MAX_INDEX, 4096)}
+    return g, None, {"up": (1 << 26, 4096)}
 
 
 def huge_tensor():
@@ -103,7 +103,7 @@ LIMITS = {
     "tiles": (huge_rows, ["'up'", str(MAX_INDEX), "larger tiles"]),
     "rows that arrive": (doubled_rows, ["'tokens.all.all'", str(4 * 3 << 30), "rank 0", str(MAX_INDEX)]),
     "work of a tile": (huge_work, ["'up'", "4096", str(MAX_WORK), "operations"]),
-    "bytes": (huge_tensor, ["bytes", str(MAX_WORK)]),
+    "bytes": (huge_tensor, ["'copy'", "bytes", str(MAX_BYTES)]),
 }
 
 
@@ -138,21 +138,6 @@ def test_times_that_leave_64_bits_are_refused(policy, backend):
         get_backend(backend).schedule(program, SMALL, policy)
 
 
-def test_tensors_that_no_address_reaches_are_refused_alike():
-    g = hm.TaskGraph("g")
-    x = g.input("x", (MAX_INDEX, 1))
-    w = g.input("w", (1, 1 << 31))
-    g.output("y", g.cube("z", hm.ops.Matmul(), g.cube("wide", hm.ops.Matmul(), x, w), g.input("v", (1 << 31, 1))))
-    said = []
-    for backend in ("native", "python"):
-        with pytest.raises(errors.PlanLimitError) as caught:
-            hm.compile(g, tiles={"wide": (1 << 19, 1 << 30), "z": (1 << 20, 1)}, device=SMALL, backend=backend)
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-    assert str(MAX_BYTES) in said[0]
-    assert "'wide'" in said[0]
-
-
 def test_programs_with_records_that_point_nowhere_are_refused():
     program = TileProgram.from_edges([1, 1, 1], [(0, 1), (1, 2)])
     program.waits["event"][0] = 77
@@ -164,7 +149,7 @@ def test_programs_with_records_that_point_nowhere_are_refused():
 def test_programs_that_can_never_start_are_refused(backend):
     program = TileProgram.from_edges([1, 1, 1], [(0, 1), (1, 2)])
     program.signals["event"][:] = program.signals["event"][::-1].copy()
-    with pytest.raises(errors.CycleError, match=r"2 tasks at hop level 0 can never start; the first is task 1"):
+    with pytest.raises(errors.CycleError, match=r"1 task\(s\) at hop level 0 can never start; the first is task 1"):
         get_backend(backend).schedule(program, SMALL, "O1")
 
 

@@ -194,8 +194,8 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
         stuck = [task for task in members if unmet[task]]
         if stuck:
             raise CycleError(
-                f"{len(stuck)} tasks at hop level {level} can never start; the first is task {stuck[0]}: it waits for "
-                "tasks of a later level, or for itself"
+                f"{len(stuck)} task(s) at hop level {level} can never start; the first is task {stuck[0]}: it waits "
+                "for tasks of a later level, or for itself"
             )
     place.launch = [0] * flow.count
     place.launches = [(R.NONE, flow.count, [], 0, max(place.end, default=0))]
