@@ -27,8 +27,6 @@ def axis_extent(source: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     """The tensor and dimension that an axis takes its extent from; a row space's name where that is one."""
     is_output, operand, dimension = parse_extent(source)
     tensor = (outputs if is_output else inputs)[operand]
-    if dimension >= len(tensor.shape):
-        raise ShapeError(f"{tensor.describe()} has no dimension {dimension}")
     return tensor, tensor.shape[dimension]
 
 
@@ -61,6 +59,14 @@ def check_dimensions(graph: TaskGraph, task: str, op: Op, inputs: Sequence[Tenso
     if op.routing() is not None:
         return  # rows travel whole, and the received tensors are derived from the sent ones
     rule = op.rule
+    for axis, source in rule.extents().items():
+        is_output, operand, dimension = parse_extent(source)
+        tensor = (outputs if is_output else inputs)[operand]
+        if dimension >= len(tensor.shape):
+            raise ShapeError(
+                f"task {task!r}: {tensor.describe()} has no dimension {dimension}, where {type(op).__name__} takes the "
+                f"extent of its {axis} from"
+            )
     extents = {axis: axis_extent(source, inputs, outputs) for axis, source in rule.extents().items()}
     if "cols" in extents and isinstance(extents["cols"][1], str):
         raise RowSpaceError(

@@ -94,6 +94,7 @@ class Lowering {
 Program Lowering::run() {
   histories_.resize(d_.tensors.size());
   find_uses();
+  tensors();
   count_tasks();
   collect_ghosts();
   for (size_t index = 0; index < d_.ops.size(); ++index) {
@@ -112,7 +113,6 @@ Program Lowering::run() {
                         static_cast<uint32_t>(op.dtype), static_cast<uint32_t>(op.read_boxes),
                         static_cast<uint32_t>(op.hop), static_cast<uint32_t>(op.route)});
   }
-  tensors();
   peers();
   return std::move(out_);
 }

@@ -128,17 +128,17 @@ class ListScheduler {
     Heap<Pending, Later> pending;
     Heap<Ready, LessUrgent> ready;
     size_t first_queue = 0;
+    int64_t clock = 0;  // when the latest task of the level started: what is ready was not all ready before
 
-    int64_t next_start() const {
-      return ready.empty() ? std::max(free.top().free_at, pending.top().ready_at) : free.top().free_at;
-    }
+    int64_t next_start() const { return std::max(free.top().free_at, ready.empty() ? pending.top().ready_at : clock); }
     bool idle() const { return pending.empty() && ready.empty(); }
   };
 
   PoolState& pool(uint32_t task) { return pools_[pool_of(p_, device_, p_.tasks[task].op)]; }
   void release(uint32_t task) {
     PoolState& home = pool(task);
-    if (ready_at_[task] <= home.free.top().free_at) {  // no core of the pool is free before, so it need not pend
+    // No task of the pool starts before, so it need not pend.
+    if (ready_at_[task] <= std::max(home.free.top().free_at, home.clock)) {
       home.ready.push({priority_[task], task});
     } else {
       home.pending.push({ready_at_[task], priority_[task], task});
@@ -161,6 +161,7 @@ class ListScheduler {
 
 // Take the tasks of a hop level in: those that wait for nothing unfinished may start.
 void ListScheduler::open(std::span<const uint32_t> members) {
+  for (PoolState& pool : pools_) pool.clock = 0;
   for (uint32_t task : members) {
     for (const WaitRecord& wait : p_.waits_of(task)) {
       if (wait.event >= p_.local_events) {
@@ -184,6 +185,7 @@ void ListScheduler::start_next(uint32_t level) {
       now = start;
     }
   }
+  pool->clock = now;
   while (!pool->pending.empty() && pool->pending.top().ready_at <= now) {
     const Pending due = pool->pending.pop();
     pool->ready.push({due.priority, due.task});
@@ -229,7 +231,7 @@ Placement ListScheduler::run() {
       if (p_.ops[op].route) arrivals_.add(op, place_.end[task]);
     }
     if (stuck) {
-      throw Cycle(std::to_string(stuck) + " tasks at hop level " + std::to_string(level) +
+      throw Cycle(std::to_string(stuck) + " task(s) at hop level " + std::to_string(level) +
                   " can never start; the first is task " + std::to_string(first_stuck) +
                   ": it waits for tasks of a later level, or for itself");
     }

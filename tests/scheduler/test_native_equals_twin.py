@@ -18,7 +18,7 @@ NATIVE, TWIN = get_backend("native"), get_backend("python")
 
 
 @given(case=cases())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_random_graphs_worlds_and_loads_give_the_same_plans(case):
     native, twin = case.compile("native"), case.compile("python")
     for have, want in zip(native, twin, strict=True):

@@ -97,12 +97,13 @@ class _Lowering:
         self.ghosts: list[Ghost] = []
 
     def program(self) -> TileProgram:
+        tensors = self._tensors()
         self._check_size()
         for index, op in enumerate(self.tables.ops):
             first = len(self.tasks)
             self.tasks.extend(self._puts(index, op) if op.route else self._grid(index, op))
             self._order(index, op, first)
-        return self._records()
+        return self._records(tensors)
 
     # ---- tiles ---------------------------------------------------------------------------------------------------
 
@@ -251,7 +252,7 @@ class _Lowering:
 
     # ---- records -------------------------------------------------------------------------------------------------
 
-    def _records(self) -> TileProgram:
+    def _records(self, tensors: R.Records) -> TileProgram:
         events, numbers = self._event_records()
         local: list[list[int]] = [[] for _ in self.tasks]
         for index, event in enumerate(self.events):
@@ -288,7 +289,7 @@ class _Lowering:
             rank=self.rank,
             ranks=self.tables.ranks,
             ops=np.array([(o.kernel, o.kind, o.dtype, o.read_boxes, o.hop, o.route) for o in self.tables.ops], R.OP),
-            tensors=self._tensors(),
+            tensors=tensors,
             tasks=tasks,
             accesses=np.array(accesses, R.ACCESS),
             waits=np.array(waits, R.WAIT),

@@ -150,6 +150,7 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
         members = [task for task in range(flow.count) if flow.hop[flow.op[task]] == level]
         pending: list[list[tuple[int, int, int]]] = [[] for _ in cores]  # (ready at, -priority, task)
         ready: list[list[tuple[int, int]]] = [[] for _ in cores]  # (-priority, task)
+        clock = [0] * len(cores)  # when the latest task of the level started: what is ready was not all ready before
         for task in members:
             for event, _ in flow.waits[task]:
                 if event >= flow.local_events:
@@ -162,10 +163,11 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
                 )
         while any(pending) or any(ready):
             now, pool = min(
-                (free[p][0][0] if ready[p] else max(free[p][0][0], pending[p][0][0]), p)
+                (max(free[p][0][0], clock[p] if ready[p] else pending[p][0][0]), p)
                 for p in range(len(cores))
                 if pending[p] or ready[p]
             )
+            clock[pool] = now
             while pending[pool] and pending[pool][0][0] <= now:
                 _, urgency, task = heapq.heappop(pending[pool])
                 heapq.heappush(ready[pool], (urgency, task))
@@ -192,8 +194,8 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
         stuck = [task for task in members if unmet[task]]
         if stuck:
             raise CycleError(
-                f"{len(stuck)} tasks at hop level {level} can never start; the first is task {stuck[0]}: it waits for "
-                "tasks of a later level, or for itself"
+                f"{len(stuck)} task(s) at hop level {level} can never start; the first is task {stuck[0]}: it waits "
+                "for tasks of a later level, or for itself"
             )
     place.launch = [0] * flow.count
     place.launches = [(R.NONE, flow.count, [], 0, max(place.end, default=0))]
