@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +18,11 @@ from rich.table import Table
 from hyper_mpmd.cli.plan import compile_timed, plans_hash
 from hyper_mpmd.cli.subject import Subject
 from hyper_mpmd.engine.run import run as execute
+from hyper_mpmd.errors import EngineError
 from hyper_mpmd.scheduler.device import usable_cores
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.viz.units import duration, quantity
+from hyper_mpmd.viz.summary import summarize
+from hyper_mpmd.viz.units import duration, quantity, size
 
 Outputs = list[dict[str, torch.Tensor]]
 # What rounding may cost, relative to the largest output: float32 sums in another order; bfloat16 rounded after each op.
@@ -39,6 +42,7 @@ def run_command(
     """Run, print, and say whether every result was right and every run gave the same bits."""
     worlds = {policy: compile_timed(subject, device=device, policy=policy) for policy in policies}
     plans = next(iter(worlds.values()))[0]
+    check_memory(plans)
     inputs = subject.inputs(plans)
     start = time.perf_counter()
     reference = execute(plans, inputs, engine="reference")
@@ -79,6 +83,25 @@ def run_command(
     else:
         _print(record, plans, fine)
     return fine
+
+
+def check_memory(plans: Sequence[Plan]) -> None:
+    """Refuse plans whose tensors do not fit into this machine, before anything is made."""
+    needed = sum(sum(summarize(plan).bytes.values()) for plan in plans)
+    free = _free_bytes()
+    if free is not None and needed > free:
+        raise EngineError(
+            f"the tensors of {plans[0].graph.name!r} take {size(needed)}, and {size(free)} of memory are free; make it "
+            "smaller, or look at its plan (plan, show), which needs no tensors"
+        )
+
+
+def _free_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
 
 
 def max_rel_error(outputs: Outputs, reference: Outputs) -> float:
