@@ -118,7 +118,7 @@ def check_rule(op_name: str, rule: TileRule, inplace: Mapping[int, int]) -> None
             )
         if set(rule.outputs[output]) != set(rule.inputs[overwritten]):
             raise OpRuleError(
-                f"{op_name}: output {output} overwrites input {overwritten}, but a tile does not read the boxes that it "
+                f"{op_name}: output {output} overwrites input {overwritten}, but a tile does not read the boxes it "
                 "writes; another tile could overwrite what it has yet to read"
             )
     if len(set(inplace.values())) < len(inplace):

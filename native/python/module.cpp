@@ -12,4 +12,5 @@ NB_MODULE(_native, m) {
   hyper_mpmd::bind_kernels(m);
   hyper_mpmd::bind_planner(m);
   hyper_mpmd::bind_records(m);
+  hyper_mpmd::bind_shmem(m);
 }

@@ -1,0 +1,76 @@
+"""What the scheduler's tests share: strategies for whole cases, and a comparison that shows the first difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import hyper_mpmd as hm
+from hyper_mpmd.tasks import TaskGraph
+from hyper_mpmd.testing.graphs import graphs, loads_of, tiles_of
+
+# Few and odd cores, so that they are scarce and schedules have to choose.
+SMALL = hm.Device(
+    name="small",
+    aic=2,
+    aiv=3,
+    cube_flops_per_us=(700, 900),
+    vector_flops_per_us=(300, 500),
+    cube_ramp=(1, 2),
+    vector_ramp=(1, 0),
+    cube_bytes_per_us=900,
+    vector_bytes_per_us=700,
+    row_bytes=5,
+    memory_bytes_per_us=1500,
+    link_bytes_per_us=100,
+    link_total_bytes_per_us=200,
+    task_ns=3,
+    event_ns=7,
+    remote_ns=40,
+    launch_ns=90,
+    row_tiles=(32, 16, 8),
+    col_tiles=(32, 16),
+)
+FREE = SMALL.model_copy(update={"name": "free", "unified": True, "aic": 3, "task_ns": 1, "event_ns": 0, "remote_ns": 0})
+DEVICES: tuple[Any, ...] = ("cpu", "ascend-a2", "ascend-a3", SMALL, FREE)
+
+
+@dataclass
+class Case:
+    graph: TaskGraph
+    loads: dict[str, list[list[int]]]
+    device: Any
+    policy: str
+    tiles: dict[str, tuple[int, int]]
+
+    def compile(self, backend: Any = None) -> list[hm.Plan]:
+        options = {"device": self.device, "policy": self.policy, "tiles": self.tiles, "backend": backend}
+        return list(hm.compile(self.graph, self.loads, world=self.graph.ranks, **options).plans)
+
+
+@st.composite
+def cases(draw: st.DrawFn, policies: tuple[str, ...] = ("O0", "O1"), most_ranks: int = 4) -> Case:
+    graph = draw(graphs(ranks=draw(st.integers(1, most_ranks))))
+    return Case(
+        graph,
+        draw(loads_of(graph)),
+        draw(st.sampled_from(DEVICES)),
+        draw(st.sampled_from(policies)),
+        draw(st.one_of(st.just({}), tiles_of(graph))),
+    )
+
+
+def assert_same_sections(have: dict[str, Any], want: dict[str, Any]) -> None:
+    """Record for record; the message shows the first that differs."""
+    assert list(have) == list(want)
+    for name, records in want.items():
+        assert len(have[name]) == len(records), f"{name}: {len(have[name])} records, wanted {len(records)}"
+        different = np.flatnonzero(have[name] != records)
+        if len(different):
+            first = different[0]
+            raise AssertionError(
+                f"{name}[{first}] is {have[name][first]}, wanted {records[first]} ({records.dtype.names})"
+            )
