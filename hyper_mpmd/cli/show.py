@@ -49,9 +49,9 @@ def show_command(
 
 
 def _measure(subject: Subject | Path, plans: list[Plan], workers: int | None, seed: int) -> Timeline:
-    from hyper_mpmd.cli.random_inputs import random_inputs
     from hyper_mpmd.cli.run import check_memory
     from hyper_mpmd.engine.run import run_measured
+    from hyper_mpmd.modules.random_inputs import random_inputs
 
     if len(plans) != plans[0].ranks:
         raise EngineError(

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from hyper_mpmd.cli.run import digest, max_rel_error
+from hyper_mpmd.engine.compare import digest, max_rel_error
 
 
 @pytest.mark.parametrize("ep", [1, 2])
