@@ -34,13 +34,10 @@ def run_reference(plans: Sequence[Plan], inputs: Sequence[Mapping[str, Any]]) ->
             if node.op.routing() is not None and len(plans) > 1:
                 _move_rows(plans, layout, tables, index, values)
                 continue
+            touched = ([graph.tensors[name] for name in names] for names in (node.inputs, node.outputs))
+            space = row_space_of(node.op, *touched)
             for rank, own in enumerate(values):
-                space = row_space_of(
-                    node.op, [graph.tensors[name] for name in node.inputs], [graph.tensors[name] for name in node.outputs]
-                )
-                offsets = (
-                    () if space is None else tuple(layout.offsets[descriptor.space_names.index(space)][rank])
-                )
+                offsets = () if space is None else tuple(layout.offsets[descriptor.space_names.index(space)][rank])
                 result = node.op.reference(Layout(offsets), *(own[name] for name in node.inputs))
                 results = result if isinstance(result, tuple) else (result,)
                 own.update(zip(node.outputs, results, strict=True))

@@ -1,5 +1,4 @@
 // hyper_mpmd._native.engine: plans in memory, their workspaces, and launches. No logic of its own.
-#include "bind.h"
 #include "hyper_mpmd/engine.h"
 
 #include <nanobind/nanobind.h>
@@ -11,6 +10,8 @@
 
 #include <cstring>
 #include <memory>
+
+#include "bind.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,10 +1,10 @@
 // hyper_mpmd._native.kernels: the kernels on raw addresses, for the tests, the benchmarks and the engine's set-up.
 // Whoever calls keeps the memory alive and the sizes true, as with ctypes.
-#include "bind.h"
 #include "hyper_mpmd/kernels.h"
 
 #include <nanobind/nanobind.h>
 
+#include "bind.h"
 #include "hyper_mpmd/lent_gemm.h"
 
 namespace nb = nanobind;

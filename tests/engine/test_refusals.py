@@ -20,7 +20,8 @@ BAD_INPUTS = {
     "dtype": (lambda t: {**t, "w1": t["w1"].double()}, errors.DTypeError, TypeError, ["w1", "float64", "float32"]),
     "device": (lambda t: {**t, "x": t["x"].to("meta")}, errors.DeviceMismatchError, ValueError, ["meta", "cpu"]),
     "stride": (
-        lambda t: {**t, "x": t["x"].t().contiguous().t()}, errors.StrideError, ValueError, [f"[1, {ROWS}]", "contiguous"]
+        lambda t: {**t, "x": t["x"].t().contiguous().t()},
+        errors.StrideError, ValueError, [f"[1, {ROWS}]", "contiguous"],
     ),
     "layout": (lambda t: {**t, "x": t["x"].to_sparse()}, errors.StrideError, ValueError, ["sparse"]),
 }  # fmt: skip

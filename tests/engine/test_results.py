@@ -34,7 +34,7 @@ def test_bfloat16_rounds_once_from_a_float32_sum():
         gate, up = (rows.float() @ inputs["w1"][expert].float()).bfloat16().float().chunk(2, dim=1)
         act = (torch.nn.functional.silu(gate) * up).bfloat16().float()
         exact.append(act @ inputs["w2"][expert].float())
-    # Each of the three roundings may fall to the other side of a tie of the sums' last bits; half a bfloat16 step is 2^-9.
+    # Each of the three roundings may fall to the other side of a tie; half a bfloat16 step is 2^-9.
     assert relative_error(out, torch.cat(exact)) <= 2**-8
 
 
