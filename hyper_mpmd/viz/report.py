@@ -101,8 +101,8 @@ def _notes(found: Sequence[PlanSummary]) -> list[str]:
             longest = max(plan.bounds[name] for plan in short)
             where = "" if len(found) == 1 else f" on {len(short)} of {len(found)} ranks"
             notes.append(
-                f"note: {_BOUNDS[name]}{unless} needs {duration(longest)}{where}, longer than predicted; all cores share "
-                "it, and the prediction gives each core a rate of its own"
+                f"note: {_BOUNDS[name]}{unless} needs {duration(longest)}{where}, longer than predicted; all cores "
+                "share it, and the prediction gives each core a rate of its own"
             )
     return notes
 
