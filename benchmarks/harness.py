@@ -20,6 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import hyper_mpmd as hm
 from hyper_mpmd.scheduler.device import usable_cores
 from hyper_mpmd.viz.units import duration, percent
 
@@ -117,21 +118,28 @@ class Rates:
 
 
 def measure_rates(rounds: int = 5) -> Rates:
-    """Rates of this machine, the best of some rounds."""
+    """Rates of this machine, the best of some rounds; of products, torch's or a plan's, whichever is faster here."""
     source = torch.ones(64 << 20, dtype=torch.float32)
     target = torch.empty_like(source)
     copy = min(interleave({"copy": lambda: target.copy_(source)}, rounds)["copy"])
-    product = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        size = 2048
-        a, b = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
-        out = torch.empty(size, size, dtype=dtype)
-        product[dtype] = 2 * size**3 / min(_timed_product(a, b, out, rounds))
+    product = {
+        dtype: 2 * _SIZE**3 / min(min(times) for times in interleave(_products(name, dtype), rounds).values())
+        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16))
+    }
     return Rates(2 * source.nbytes / copy, product)
 
 
-def _timed_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, rounds: int) -> list[float]:
-    return interleave({"product": lambda: torch.mm(a, b, out=out)}, rounds)["product"]
+_SIZE = 2048
+
+
+def _products(name: Any, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
+    a, b = torch.randn(_SIZE, _SIZE).to(dtype), torch.randn(_SIZE, _SIZE).to(dtype)
+    out = torch.empty(_SIZE, _SIZE, dtype=dtype)
+    graph = hm.TaskGraph("product")
+    x, w = graph.input("x", (graph.rows("rows"), _SIZE), name), graph.input("w", (_SIZE, _SIZE), name)
+    graph.output("y", graph.cube("product", hm.ops.Matmul(), x, w))
+    plan = hm.compile(graph, _SIZE)
+    return {"torch": lambda: torch.mm(a, b, out=out), "plan": lambda: plan.run(x=a, w=b)}
 
 
 def table(comparison: Comparison, peers: Sequence[str], rates: Rates) -> Table:

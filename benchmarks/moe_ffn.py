@@ -2,7 +2,7 @@
 
     python benchmarks/moe_ffn.py [--rounds 7] [--json]
 
-Plans are kept, as for steps with equal counts; "O1, planned anew" plans every step.
+Plans are kept, as for steps with equal counts; "O1 + planning" plans every step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def compare(shape: Shape, dtype: str, rounds: int) -> Comparison:
     contenders = {
         "O0": lambda: o0.run(**given),
         "O1": lambda: o1.run(**given),
-        "O1, planned anew": lambda: hm.compile(graph, routing.loads()).run(**given),
+        "O1 + planning": lambda: hm.compile(graph, routing.loads()).run(**given),
         **peers(given, counts.tolist()),
     }
     rows, item = int(counts.sum()), DTYPES[dtype].itemsize

@@ -104,7 +104,7 @@ def rank_main(rank: int, pairs: int, results: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=41)
+    parser.add_argument("--rounds", dest="pairs", type=int, default=41, help="pairs of runs to compare")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     results = mp.get_context("spawn").SimpleQueue()

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from hyper_mpmd.cli.plan import compile_timed, plans_hash
 from hyper_mpmd.cli.subject import Subject
+from hyper_mpmd.engine.compare import Outputs, digest, max_rel_error, tolerance
 from hyper_mpmd.engine.run import run as execute
+from hyper_mpmd.errors import EngineError
 from hyper_mpmd.scheduler.device import usable_cores
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.viz.units import duration, quantity
-
-Outputs = list[dict[str, torch.Tensor]]
-# What rounding may cost, relative to the largest output: float32 sums in another order; bfloat16 rounded after each op.
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+from hyper_mpmd.viz.summary import summarize
+from hyper_mpmd.viz.units import duration, quantity, size
 
 
 def run_command(
@@ -39,6 +37,7 @@ def run_command(
     """Run, print, and say whether every result was right and every run gave the same bits."""
     worlds = {policy: compile_timed(subject, device=device, policy=policy) for policy in policies}
     plans = next(iter(worlds.values()))[0]
+    check_memory(plans)
     inputs = subject.inputs(plans)
     start = time.perf_counter()
     reference = execute(plans, inputs, engine="reference")
@@ -60,20 +59,20 @@ def run_command(
         for policy in policies
     }
     error = max(result["max_rel_error"] for result in results.values())
-    tolerance = max(TOLERANCES.get(t.dtype, 0.0) for own in reference for t in own.values())
+    allowed = tolerance(reference)
     same = len(set.union(*digests.values())) == 1
     record = {
         **subject.settings,
         "device": device,
         "workers": workers or _default_workers(plans),
         "max_rel_error": error,
-        "tolerance": tolerance,
+        "tolerance": allowed,
         "bit_identical": same,
         "output_sha256": results[policies[-1]]["output_sha256"],
         "reference_s": reference_s,
         "policies": results,
     }
-    fine = bool(error <= tolerance) and same
+    fine = bool(error <= allowed) and same
     if as_json:
         typer.echo(json.dumps(record))
     else:
@@ -81,32 +80,23 @@ def run_command(
     return fine
 
 
-def max_rel_error(outputs: Outputs, reference: Outputs) -> float:
-    """The largest absolute difference over the largest absolute reference, of the worst output of the worst rank.
-
-    Infinite where one holds a NaN or an infinity and the other does not.
-    """
-    worst = 0.0
-    for own, wanted in zip(outputs, reference, strict=True):
-        for name, tensor in wanted.items():
-            if tensor.numel() == 0:
-                continue
-            a, b = own[name].double(), tensor.double()
-            if not bool((torch.isfinite(a) & torch.isfinite(b)).all()):
-                worst = worst if torch.equal(a.nan_to_num(), b.nan_to_num()) else float("inf")
-                continue
-            difference, largest = float((a - b).abs().max()), float(b.abs().max())
-            worst = max(worst, difference / largest if largest else float("inf") if difference else 0.0)
-    return worst
+def check_memory(plans: Sequence[Plan]) -> None:
+    """Refuse plans whose tensors do not fit into this machine, before anything is made."""
+    needed = sum(sum(summarize(plan).bytes.values()) for plan in plans)
+    free = _free_bytes()
+    if free is not None and needed > free:
+        raise EngineError(
+            f"the tensors of {plans[0].graph.name!r} take {size(needed)}, and {size(free)} of memory are free; make it "
+            "smaller, or look at its plan (plan, show), which needs no tensors"
+        )
 
 
-def digest(outputs: Outputs) -> str:
-    """SHA-256 over the bytes of all outputs, in order of rank, then of name."""
-    total = hashlib.sha256()
-    for own in outputs:
-        for name in sorted(own):
-            total.update(own[name].contiguous().view(torch.uint8).numpy().tobytes() if own[name].numel() else b"")
-    return total.hexdigest()
+def _free_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
 
 
 def _default_workers(plans: Sequence[Plan]) -> int:

@@ -49,13 +49,15 @@ def show_command(
 
 
 def _measure(subject: Subject | Path, plans: list[Plan], workers: int | None, seed: int) -> Timeline:
-    from hyper_mpmd.cli.random_inputs import random_inputs
+    from hyper_mpmd.cli.run import check_memory
     from hyper_mpmd.engine.run import run_measured
+    from hyper_mpmd.modules.random_inputs import random_inputs
 
     if len(plans) != plans[0].ranks:
         raise EngineError(
             f"rank {plans[0].rank} of {plans[0].ranks} cannot run alone; to measure, show the whole world (no --rank)"
         )
+    check_memory(plans)
     inputs = random_inputs(plans, seed) if isinstance(subject, Path) else subject.inputs(plans)
     timelines = [run_measured(plans, inputs, workers=workers)[1] for _ in range(_RUNS)]
     return min(timelines, key=lambda timeline: timeline.makespan_ns)

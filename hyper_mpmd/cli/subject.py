@@ -112,7 +112,7 @@ def _from_file(file: Path, function: str, ranks: int | None, loads_file: str | N
         )
 
     def inputs(plans: list[Plan]) -> list[dict[str, Any]]:
-        from hyper_mpmd.cli.random_inputs import random_inputs
+        from hyper_mpmd.modules.random_inputs import random_inputs
 
         return random_inputs(plans, seed)
 

@@ -95,14 +95,14 @@ def _rank_table(found: Sequence[PlanSummary]) -> list[str]:
 def _notes(found: Sequence[PlanSummary]) -> list[str]:
     """Where a shared resource needs longer than the prediction, which gives each core a rate of its own."""
     notes = []
-    for name in ("memory", "link"):
+    for name, unless in (("memory", ", where caches do not hold it,"), ("link", "")):
         short = [plan for plan in found if plan.bounds.get(name, 0) > plan.predicted_ns]
         if short:
             longest = max(plan.bounds[name] for plan in short)
             where = "" if len(found) == 1 else f" on {len(short)} of {len(found)} ranks"
             notes.append(
-                f"note: {_BOUNDS[name]} needs {duration(longest)}{where}, longer than predicted: all cores share it, "
-                "and the prediction gives each core a rate of its own"
+                f"note: {_BOUNDS[name]}{unless} needs {duration(longest)}{where}, longer than predicted; all cores "
+                "share it, and the prediction gives each core a rate of its own"
             )
     return notes
 

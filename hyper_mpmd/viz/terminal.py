@@ -71,8 +71,11 @@ def draw(
     put(
         Text.assemble(
             (title, "bold"),
-            f"{' · ' if title else ''}{timeline.kind} {_plain_units(duration(timeline.makespan_ns), console)} on "
-            f"{len(timeline.cores)} cores, {percent(total)} busy",
+            _plain(
+                f"{' · ' if title else ''}{timeline.kind} {duration(timeline.makespan_ns)} on "
+                f"{len(timeline.cores)} cores, {percent(total)} busy",
+                console,
+            ),
         )
     )
     put(Text(" " * (label + 2 + width) + "  busy" + ("  wait" if measured else ""), "dim"))
@@ -86,7 +89,7 @@ def draw(
         gap = " " if colour else ""
         put(Text.assemble(row.label.ljust(label) + gap, strip, (gap + shares[index], "dim")))
     for line in _axis(timeline.makespan_ns, width):
-        put(Text(" " * (label + 1) + _plain_units(line, console), "dim"))
+        put(Text(" " * (label + 1) + _plain(line, console), "dim"))
     for entries in _legend(timeline, styles, letters, colour, console.width):
         put(entries)
 
@@ -256,8 +259,8 @@ def _legend(timeline: Timeline, styles: Sequence[str], letters: Sequence[str], c
     return lines
 
 
-def _plain_units(text: str, console: Console) -> str:
+def _plain(text: str, console: Console) -> str:
     """Without signs that the console's encoding lacks."""
     if console.encoding.lower().startswith("utf"):
         return text
-    return text.replace("µ", "u").replace("─", "-").replace("┬", "+")
+    return text.translate(str.maketrans("µ─┬·", "u-+-"))

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from hyper_mpmd.cli.run import digest, max_rel_error
+from hyper_mpmd.engine.compare import digest, max_rel_error
 
 
 @pytest.mark.parametrize("ep", [1, 2])
@@ -104,6 +104,47 @@ def test_a_user_s_file_that_is_wrong_is_told_where(call, graph_file, function, s
     result = call("run", f"{graph_file}:{function}")
     assert result.exit_code == status
     assert words in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_kernel_that_computes_something_else_is_a_wrong_result(call, tmp_path):
+    file = tmp_path / "wrong_kernel.py"
+    file.write_text(
+        """
+from typing import ClassVar
+import hyper_mpmd as hm
+from hyper_mpmd.tasks import Access, Op, TensorType, TileRule
+
+class Double(Op):
+    core: ClassVar[str] = "vector"
+    rule: ClassVar[TileRule] = TileRule(
+        rows="in0.0", cols="in0.1", inputs=((Access("rows", "cols"),),), outputs=((Access("rows", "cols"),),)
+    )
+    def shapes(self, inputs):
+        return (TensorType(inputs[0].shape, inputs[0].dtype),)
+    def reference(self, layout, x):
+        return x * 2
+    def kernel(self, tile, x, y):
+        y.copy_(x * 2.001)
+
+def graph():
+    g = hm.TaskGraph("double")
+    g.output("y", g.vector("twice", Double(), g.input("x", (g.rows("rows"), 8))))
+    return g, 20
+"""
+    )
+    result = call("run", f"{file}:graph", "--json")
+    assert result.exit_code == 1
+    record = json.loads(result.stdout)
+    assert record["max_rel_error"] == pytest.approx(5e-4, rel=1e-2)
+    assert record["bit_identical"] is True
+    assert "wrong" in call("run", f"{file}:graph").stdout
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_anything_is_made(call):
+    sizes = {"--hidden": 1 << 15, "--intermediate": 1 << 15, "--experts": 4096, "--tokens": 4, "--routing": "balanced"}
+    result = call("run", "moe-ffn", *(word for option in sizes.items() for word in option))
+    assert result.exit_code == 1
+    assert "TiB" in result.stderr
 
 
 def test_error_is_relative_to_the_largest_reference_and_sees_nan():

@@ -32,7 +32,7 @@ def test_a_memory_bound_beyond_the_prediction_is_pointed_out():
     graph.output("y", graph.cube("product", hm.ops.GroupedMatmul(), x, w))
     plan = hm.compile(graph, [1] * 64, device="ascend-a3")
     assert summarize(plan).of_bound > 1
-    assert "note: memory needs" in plan.report()
+    assert "note: memory, where caches" in plan.report()
 
 
 def test_flops_are_those_of_the_products():
