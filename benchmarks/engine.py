@@ -93,7 +93,7 @@ def measure(tasks: int, rounds: int) -> list[dict[str, Any]]:
     for number in range(rounds + 1):
         for case in cases:
             status, *_, seconds = _native.engine.launch(
-                [case["plan"]], [[]], [[]], [], case["workers"], 120.0, lambda rank, task: True
+                [case["plan"]], [], None, [[]], [[]], [], case["workers"], 120.0, lambda rank, task: True
             )
             if status != 0:
                 raise RuntimeError(f"{case['shape']} on {case['workers']} workers ended with status {status}")

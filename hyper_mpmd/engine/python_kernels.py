@@ -20,16 +20,16 @@ class PythonKernels:
         self,
         plans: Sequence[Plan],
         prepared: Sequence[Any],
+        workspaces: Sequence[Any],
         inputs: Sequence[Mapping[str, torch.Tensor]],
         outputs: Sequence[Mapping[str, torch.Tensor]],
     ) -> None:
         self.plans, self.inputs, self.outputs = plans, inputs, outputs
-        self.prepared = prepared
+        self.prepared, self.workspaces = prepared, workspaces
         self.error: BaseException | None = None
+        # Between processes the only plan here is this rank's.
+        self.index = {plan.rank: index for index, plan in enumerate(plans)}
         self._views: dict[tuple[int, int], torch.Tensor] = {}
-        if any((plan.sections["ops"]["kernel"] == KERNELS["python"]).any() for plan in plans):
-            for member in prepared:
-                member.make_workspace(0)
 
     def __call__(self, rank: int, task: int) -> bool:
         try:
@@ -41,7 +41,7 @@ class PythonKernels:
         return True
 
     def _run(self, rank: int, number: int) -> None:
-        plan = self.plans[rank]
+        plan = self.plans[self.index[rank]]
         task = plan.tasks[number]
         begin, count = int(task["access_begin"]), int(task["access_count"])
         views = []
@@ -60,18 +60,19 @@ class PythonKernels:
         return view
 
     def _find(self, rank: int, tensor: int) -> torch.Tensor:
-        plan = self.plans[rank]
+        here = self.index[rank]
+        plan = self.plans[here]
         record = plan.sections["tensors"][tensor]
         rows, cols = int(record["rows"]), int(record["cols"])
         if record["role"] in (ROLES["workspace"], ROLES["symmetric"]):
-            address = self.prepared[rank].address(tensor)
+            address = self.workspaces[here].address(self.prepared[here], tensor)
             return memory_view(address, rows, cols, TORCH_DTYPES[int(record["dtype"])])
         index = tensor_index(plan)
         storage = int(record["storage"])
-        for name, given in self.inputs[rank].items():
+        for name, given in self.inputs[here].items():
             if index[name] == tensor:
                 return given.detach().view(rows, cols)
         for output, name in plan.graph.outputs.items():
             if int(plan.sections["tensors"]["storage"][index[name]]) == storage:
-                return self.outputs[rank][output].view(rows, cols)
+                return self.outputs[here][output].view(rows, cols)
         raise AssertionError(f"tensor {tensor} of rank {rank} has no memory")

@@ -106,9 +106,18 @@ def _launch(
         addresses, copied = _addresses(plan, given, made)
         memory.append(addresses)
         copies.append(copied)
-    kernels = PythonKernels(plans, prepared, inputs, outputs)
+    workspaces = [member.workspace for member in prepared]
+    kernels = PythonKernels(plans, prepared, workspaces, inputs, outputs)
     status, rank, task, reason, blocked, seconds = _native.engine.launch(
-        prepared, memory, copies, [trace.ctypes.data for trace in traces], workers or 0, timeout or 0.0, kernels
+        prepared,
+        workspaces,
+        None,
+        memory,
+        copies,
+        [trace.ctypes.data for trace in traces],
+        workers or 0,
+        timeout or 0.0,
+        kernels,
     )
     if status != _DONE:
         _raise(plans, kernels, status, rank, task, reason, blocked, seconds)

@@ -301,6 +301,38 @@ std::string PlanImage::fault() const {
   return circle(*this);
 }
 
+std::string PlanImage::spread(uint64_t stride, uint64_t room) {
+  if (this->symmetric_bytes() > room) return "symmetric tensors need more than " + std::to_string(room) + " bytes";
+  std::vector<uint64_t> old(ranks);
+  for (uint32_t p = 0; p < ranks; ++p) {
+    old[p] = peers[p].heap_words / ranks;
+    if (old[p] * ranks != peers[p].heap_words || old[p] > stride || stride * ranks > (1u << 30)) {
+      return at("peer", p) + ": " + std::to_string(old[p]) + " words a rank do not fit in " + std::to_string(stride);
+    }
+  }
+  const auto moved = [&](uint64_t slot, uint32_t p) {
+    return static_cast<uint32_t>(old[p] ? slot / old[p] * stride + slot % old[p] : slot);
+  };
+  for (EventRecord& event : events) {
+    if (event.slot != kNone) event.slot = moved(event.slot, rank);
+  }
+  for (SignalRecord& signal : signals) {
+    if (signal.rank != rank) signal.event = moved(signal.event, signal.rank);
+  }
+  for (uint32_t p = 0; p < ranks; ++p) {
+    peers[p] = {moved(peers[p].credit_slot, p), static_cast<uint32_t>(old[p] ? stride * ranks : 0)};
+  }
+  for (const AccessRecord& box : accesses) {
+    if (box.rank == rank) continue;
+    const TensorRecord& tensor = tensors[box.tensor];
+    const uint64_t row_bytes = tensor.cols * static_cast<uint64_t>(size_of(static_cast<DType>(tensor.dtype)));
+    if (tensor.offset > room || (uint64_t{box.row} + box.rows) * row_bytes > room - tensor.offset) {
+      return at("tensor", box.tensor) + ": a put to rank " + std::to_string(box.rank) + " leaves its buffers";
+    }
+  }
+  return {};
+}
+
 std::string world_fault(const std::vector<const PlanImage*>& images) {
   for (const PlanImage* image : images) {
     if (image->ranks != images.size()) return "the plans of a world must be of as many ranks as there are plans";

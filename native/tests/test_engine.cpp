@@ -34,7 +34,7 @@ void chains_carry_data_through() {
     const PlanImage image = plans::chain(length, queues, cols);
     CHECK_EQ(image.fault(), std::string());
     for (uint32_t workers : {1u, 2u, 4u}) {
-      Workspace workspace(image, kNearWrap);
+      Workspace workspace(kNearWrap);
       for (float value = 1; value < 9; ++value) {
         std::vector<float> x(cols, value), y(size_t{length} * cols, -1);
         CHECK(run_one(image, workspace, {x.data(), y.data()}, workers).status == LaunchStatus::kDone);
@@ -49,7 +49,7 @@ void grids_carry_data_through() {
   const PlanImage image = plans::grid(steps, columns, 4);
   CHECK_EQ(image.fault(), std::string());
   for (uint32_t workers : {1u, 2u, 3u, 4u}) {
-    Workspace workspace(image, kNearWrap);
+    Workspace workspace(kNearWrap);
     for (int round = 0; round < 8; ++round) {
       std::vector<float> x(columns), y(size_t{steps} * columns, -1);
       for (uint32_t c = 0; c < columns; ++c) x[c] = static_cast<float>(100 * round + c);
@@ -68,7 +68,7 @@ void rings_hand_rows_on(uint32_t ranks) {
   for (const PlanImage& image : images) {
     CHECK_EQ(image.fault(), std::string());
     world.push_back(&image);
-    workspaces.push_back(std::make_unique<Workspace>(image, kNearWrap));
+    workspaces.push_back(std::make_unique<Workspace>(kNearWrap));
   }
   CHECK_EQ(world_fault(world), std::string());
   for (int round = 0; round < 300; ++round) {
@@ -99,7 +99,7 @@ void launches_are_dispatched_in_their_order() {
   const PlanImage image = b.build();
   CHECK_EQ(image.fault(), std::string());
   CHECK(image.dispatched());
-  Workspace workspace(image);
+  Workspace workspace;
   for (uint32_t workers : {1u, 2u, 3u}) {
     std::vector<float> in(columns), out(size_t{steps} * columns, -1);
     for (uint32_t c = 0; c < columns; ++c) in[c] = static_cast<float>(c);
@@ -118,7 +118,7 @@ void a_deadline_ends_the_launch_and_names_what_was_missing() {
   b.add(1, {nop, {}, {{event, 2}}, {}});
   const PlanImage image = b.build();
   CHECK(image.fault().find("threshold 2, but 1 signals") != std::string::npos);
-  Workspace workspace(image, kNearWrap);
+  Workspace workspace(kNearWrap);
   const LaunchOutcome outcome = run_one(image, workspace, {}, 2, 0.1);
   CHECK(outcome.status == LaunchStatus::kTimedOut);
   CHECK_EQ(outcome.blocked.size(), size_t{1});
@@ -128,7 +128,7 @@ void a_deadline_ends_the_launch_and_names_what_was_missing() {
     CHECK_EQ(outcome.blocked[0].need, 2u);
   }
   const PlanImage good = plans::chain(50, 2, 3);
-  Workspace fresh(good);
+  Workspace fresh;
   std::vector<float> x(3, 4), y(150, 0);
   CHECK(run_one(good, fresh, {x.data(), y.data()}, 2).status == LaunchStatus::kDone);
 }
@@ -143,7 +143,7 @@ void a_bad_index_ends_the_launch_and_names_the_task() {
   }
   const PlanImage image = b.build();
   CHECK_EQ(image.fault(), std::string());
-  Workspace workspace(image);
+  Workspace workspace;
   std::vector<float> in(12, 1), out(12, 0);
   std::vector<int32_t> rows = {0, 1, 2, 4};
   const LaunchOutcome outcome = run_one(image, workspace, {in.data(), rows.data(), out.data()}, 2);
@@ -157,7 +157,7 @@ void python_tasks_call_back_and_nested_launches_are_refused() {
   const uint32_t op = b.op(Kernel::kPython, 0);
   b.add(0, {op, {}, {}, {}});
   const PlanImage image = b.build();
-  Workspace workspace(image);
+  Workspace workspace;
   struct Context {
     const PlanImage* image;
     Workspace* workspace;
@@ -181,7 +181,7 @@ void an_interrupt_ends_the_launch() {
   const uint32_t nop = b.op(Kernel::kNop, 0);
   b.add(0, {nop, {}, {{b.event(1), 1}}, {}});
   const PlanImage image = b.build();
-  Workspace workspace(image);
+  Workspace workspace;
   std::vector<RankLaunch> ranks;
   ranks.push_back({&image, &workspace, {}, {}, nullptr});
   LaunchOptions options = with(1, 0);
@@ -194,7 +194,7 @@ void callers_take_turns() {
   std::vector<std::thread> callers;
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&image, c] {
-      Workspace workspace(image);
+      Workspace workspace;
       for (int round = 0; round < 20; ++round) {
         std::vector<float> x(5, static_cast<float>(c * 100 + round)), y(1000, -1);
         CHECK(run_one(image, workspace, {x.data(), y.data()}, 1 + c % 2).status == LaunchStatus::kDone);
@@ -233,7 +233,7 @@ int main() {
   close_engine();
   CHECK_EQ(worker_threads(), 0u);
   const PlanImage image = plans::chain(3, 1, 1);
-  Workspace workspace(image);
+  Workspace workspace;
   CHECK(run_one(image, workspace, {nullptr, nullptr}, 1).status == LaunchStatus::kClosed);
   return check::status();
 }

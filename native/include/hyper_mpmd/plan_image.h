@@ -31,6 +31,11 @@ struct PlanImage {
   uint64_t heap_words() const;       // counters that peers write, on this rank
   bool dispatched() const;           // the host dispatches launches one by one (O0)
 
+  // Lay out every heap with `stride` words a source rank instead of as few as this plan needs, so that plans of
+  // different sizes share one heap and each rank keeps its lines. `symmetric_bytes`: what each rank has for the tensors
+  // that peers write. Returns what does not fit, empty if all does.
+  std::string spread(uint64_t stride, uint64_t symmetric_bytes);
+
   // What makes the image unsafe to index or to run alone: an index past its section, a box outside its tensor, a
   // threshold that differs from the number of its signals, a circle in queues, events and launches. Empty if nothing.
   std::string fault() const;
