@@ -9,7 +9,7 @@ import torch
 
 from hyper_mpmd.engine.bindings import TORCH_DTYPES, memory_view, tensor_index
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.scheduler.records import KERNELS, ROLES
+from hyper_mpmd.scheduler.records import ROLES
 from hyper_mpmd.tasks.op import Tile
 
 

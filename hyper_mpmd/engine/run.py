@@ -15,7 +15,14 @@ from hyper_mpmd.engine.bindings import check_inputs, make_outputs, tensor_index
 from hyper_mpmd.engine.python_kernels import PythonKernels
 from hyper_mpmd.engine.reference import run_reference
 from hyper_mpmd.engine.torch_gemm import lend
-from hyper_mpmd.errors import EngineError, LaunchTimeout, NestedRunError, PlanFormatError, TaskFailedError
+from hyper_mpmd.errors import (
+    EngineError,
+    HyperMpmdError,
+    LaunchTimeout,
+    NestedRunError,
+    PlanFormatError,
+    TaskFailedError,
+)
 from hyper_mpmd.scheduler.device import usable_cores
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.records import NONE, ROLES
@@ -23,7 +30,8 @@ from hyper_mpmd.scheduler.timeline import TRACE, Timeline, measured
 
 ENGINES = ("native", "reference")
 # native/include/hyper_mpmd/engine.h, LaunchStatus
-_DONE, _TASK_FAILED, _TIMED_OUT, _INTERRUPTED, _NESTED, _CLOSED, _NO_THREADS = range(7)
+(DONE, TASK_FAILED, TIMED_OUT, INTERRUPTED, NESTED, CLOSED, NO_THREADS, GROUP_ENDED, WRONG_PROGRAM, NOT_ENTERED,
+ NO_MEMORY) = range(11)  # fmt: skip
 
 _native.engine.set_processors(usable_cores())
 lend()
@@ -41,7 +49,8 @@ def run(
     """Outputs by name of each rank. See `Plan.run`."""
     if engine not in ENGINES:
         raise EngineError(f"no engine is called {engine!r}; known: {', '.join(ENGINES)}")
-    _check(plans, inputs, workers, timeout)
+    check_options(workers, timeout)
+    _check(plans, inputs)
     if engine == "reference":
         return run_reference(plans, inputs)
     return _launch(plans, inputs, workers, timeout, [])
@@ -55,7 +64,8 @@ def run_measured(
     timeout: float | None = None,
 ) -> tuple[list[dict[str, Any]], Timeline]:
     """`run` on the native engine, and the timeline of it."""
-    _check(plans, inputs, workers, timeout)
+    check_options(workers, timeout)
+    _check(plans, inputs)
     traces = [np.zeros(len(plan.tasks), TRACE) for plan in plans]
     outputs = _launch(plans, inputs, workers, timeout, traces)
     return outputs, measured(plans, traces)
@@ -74,13 +84,15 @@ def prepare(plan: Plan) -> Any:
     return prepared
 
 
-def _check(
-    plans: Sequence[Plan], inputs: Sequence[Mapping[str, Any]], workers: int | None, timeout: float | None
-) -> None:
+def check_options(workers: int | None, timeout: float | None) -> None:
+    """Refuse worker counts and deadlines that cannot be."""
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or not 0 < workers <= 1024):
         raise EngineError(f"workers is {workers!r}; it must be an int from 1 to 1024, or None")
     if timeout is not None and not 0 < timeout < float("inf"):
         raise EngineError(f"timeout is {timeout!r}; it must be a positive number of seconds, or None")
+
+
+def _check(plans: Sequence[Plan], inputs: Sequence[Mapping[str, Any]]) -> None:
     if plans[0].ranks != len(plans):
         raise EngineError(
             f"rank {plans[0].rank}'s plan of a world of {plans[0].ranks} cannot run alone; run the world that "
@@ -103,12 +115,12 @@ def _launch(
     memory: list[list[int]] = []
     copies: list[list[tuple[int, int]]] = []
     for plan, given, made in zip(plans, inputs, outputs, strict=True):
-        addresses, copied = _addresses(plan, given, made)
-        memory.append(addresses)
+        found, copied = addresses(plan, given, made)
+        memory.append(found)
         copies.append(copied)
     workspaces = [member.workspace for member in prepared]
     kernels = PythonKernels(plans, prepared, workspaces, inputs, outputs)
-    status, rank, task, reason, blocked, seconds = _native.engine.launch(
+    status, rank, task, reason, blocked, seconds, _ = _native.engine.launch(
         prepared,
         workspaces,
         None,
@@ -119,8 +131,8 @@ def _launch(
         timeout or 0.0,
         kernels,
     )
-    if status != _DONE:
-        _raise(plans, kernels, status, rank, task, reason, blocked, seconds)
+    if status != DONE:
+        raise launch_error(plans, kernels.error, status, rank, task, reason, blocked, seconds)
     return outputs
 
 
@@ -134,59 +146,63 @@ def _check_world(plans: Sequence[Plan], prepared: list[Any]) -> None:
         plan.__dict__["_world_checked"] = id(plans[0])
 
 
-def _addresses(
+def addresses(
     plan: Plan, given: Mapping[str, torch.Tensor], made: Mapping[str, torch.Tensor]
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Where each tensor of the plan lies (0: in the workspace), and which symmetric ones to copy out where."""
     index = tensor_index(plan)
     roles = plan.sections["tensors"]["role"]
     storage = plan.sections["tensors"]["storage"]
-    addresses = [0] * len(index)
+    found = [0] * len(index)
     copied = []
     for name in plan.graph.inputs:
-        addresses[index[name]] = given[name].data_ptr()
+        found[index[name]] = given[name].data_ptr()
     for output, name in plan.graph.outputs.items():
         number = index[name]
         if roles[number] == ROLES["symmetric"]:
             copied.append((number, made[output].data_ptr()))
         else:
-            addresses[number] = addresses[int(storage[number])] = made[output].data_ptr()
-    return addresses, copied
+            found[number] = found[int(storage[number])] = made[output].data_ptr()
+    return found, copied
 
 
-def _raise(
+def launch_error(
     plans: Sequence[Plan],
-    kernels: PythonKernels,
+    cause: BaseException | None,
     status: int,
     rank: int,
     task: int,
     reason: str,
     blocked: list[tuple[int, int, int, int, int, int]],
     seconds: float,
-) -> None:
-    where = f"rank {rank}, " if len(plans) > 1 else ""
-    if status == _TASK_FAILED:
-        name = plans[rank].task_name(task)
-        cause = kernels.error
+) -> HyperMpmdError:
+    """The error of a launch that did not end well, in the names that people gave."""
+    by_rank = {plan.rank: plan for plan in plans}
+    where = f"rank {rank}, " if plans[0].ranks > 1 else ""
+    if status == TASK_FAILED:
         detail = reason or f"{type(cause).__name__}: {cause}"
-        raise TaskFailedError(f"{where}task {name} failed: {detail}") from cause
-    if status == _TIMED_OUT:
-        raise LaunchTimeout(f"launch passed its deadline after {seconds:.2f} s; {_describe_blocked(plans, blocked)}")
-    if status == _NESTED:
-        raise NestedRunError("run was called from inside a kernel; its workers are busy running that kernel")
-    if status == _CLOSED:
-        raise EngineError("the engine is closed: the interpreter is shutting down")
-    raise EngineError(f"{where}the engine could not start its workers: {reason or 'no more threads'}")
+        error = TaskFailedError(f"{where}task {by_rank[rank].task_name(task)} failed: {detail}")
+        error.__cause__ = cause
+        return error
+    if status == TIMED_OUT:
+        return LaunchTimeout(f"launch passed its deadline after {seconds:.2f} s; {_describe_blocked(by_rank, blocked)}")
+    if status == NESTED:
+        return NestedRunError("run was called from inside a kernel; its workers are busy running that kernel")
+    if status == CLOSED:
+        return EngineError("the engine is closed: the interpreter is shutting down")
+    if status == NO_MEMORY:
+        return EngineError(f"{where}no memory for the plan's workspace: {reason}")
+    return EngineError(f"{where}the engine could not start its workers: {reason or 'no more threads'}")
 
 
-def _describe_blocked(plans: Sequence[Plan], blocked: list[tuple[int, int, int, int, int, int]]) -> str:
+def _describe_blocked(plans: Mapping[int, Plan], blocked: list[tuple[int, int, int, int, int, int]]) -> str:
     """Each core that stood, its task and what it lacked."""
     if not blocked:
         return "every core was inside a task"
     lines = []
     for rank, queue, task, event, have, need in sorted(blocked):
         plan = plans[rank]
-        where = f"rank {rank}, " if len(plans) > 1 else ""
+        where = f"rank {rank}, " if plan.ranks > 1 else ""
         lacking = "its launch" if event == NONE else f"event {event} (have {have}, need {need})"
         lines.append(f"{where}{plan.core_name(queue)}: {plan.task_name(task)} waits for {lacking}")
     return "; ".join(lines)

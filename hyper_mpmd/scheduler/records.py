@@ -48,7 +48,7 @@ LAUNCH = np.dtype(
 )
 OP = np.dtype(_words("kernel", "kind", "dtype", "read_count", "hop", "route"))
 TENSOR = np.dtype(
-    [*_words("dtype", "role", "storage", "reserved"), ("rows", "<u8"), ("cols", "<u8"), ("offset", "<u8")]
+    [*_words("dtype", "role", "storage", "most_rows"), ("rows", "<u8"), ("cols", "<u8"), ("offset", "<u8")]
 )
 PEER = np.dtype(_words("credit_slot", "heap_words"))
 DEPENDENCY = np.dtype("<u4")

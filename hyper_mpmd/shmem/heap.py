@@ -6,7 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -171,6 +171,32 @@ class SymmetricHeap:
         """
         self.native.abort(REASON_ERROR, f"{self._name(self.rank)}: {text}")
         self._reported_generation = self.native.generation
+
+    def ready(self) -> int:
+        """Raises what ended the group, if that was not raised here yet; after an abort that was, meets all ranks again.
+
+        Returns the generation: it has grown if the ranks have met. An engine calls it before each launch.
+        """
+        with self._lock():
+            self._check_group(may_meet=True)
+            self._finish_barrier()
+        return int(self.native.generation)
+
+    def end_launch(self, reason: int, text: str) -> tuple[int, int, str] | None:
+        """Ends the group's launch; returns (rank, reason, text) of who ended it first, None after a death."""
+        self.native.abort(reason, text)
+        self._reported_generation = self.native.generation
+        state: tuple[int, int, str] | None = self.native.abort_state()
+        return state
+
+    def raise_end(self, what: str) -> NoReturn:
+        """Raises what ended the group while this rank was in `what`: PeerLost, or GroupAborted with the reason."""
+        status = LOST if self.native.abort_state() is None and self.native.poll_peers() >= 0 else ABORTED
+        raise self._failure(status, what)
+
+    def name(self, peer: int) -> str:
+        """How messages name a rank: its group rank, with the global one where they differ."""
+        return self._name(peer)
 
     def ready_for_one_sided(self) -> None:
         """Raises what ended the group, if anything did, and finishes a barrier that was not waited for."""

@@ -1,6 +1,5 @@
 // hyper_mpmd._native.engine: plans in memory, their workspaces, and launches. No logic of its own.
 #include "hyper_mpmd/engine.h"
-#include "shmem_bound.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -14,6 +13,7 @@
 #include <optional>
 
 #include "bind.h"
+#include "shmem_bound.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -112,7 +112,7 @@ nb::tuple launch_all(const std::vector<Prepared*>& plans, const std::vector<Work
     for (const uintptr_t address : tensors[r]) memory.push_back(reinterpret_cast<void*>(address));
     std::vector<RankLaunch::Copy> outputs;
     for (const auto& [tensor, target] : copies[r]) outputs.push_back({tensor, reinterpret_cast<void*>(target)});
-    Workspace* workspace = group != nullptr       ? &group->workspace
+    Workspace* workspace = group != nullptr     ? &group->workspace
                            : workspaces.empty() ? plan.workspace.get()
                                                 : workspaces[r];
     ranks.push_back({plan.image.get(), workspace, std::move(memory), std::move(outputs),
@@ -132,13 +132,17 @@ nb::tuple launch_all(const std::vector<Prepared*>& plans, const std::vector<Work
     const nb::gil_scoped_release released;
     outcome = launch(ranks, options);
   }
+  // Between processes the caller tells its peers first, then raises what the signal's handler raised.
+  nb::object raised = nb::none();
+  if (outcome.status == LaunchStatus::kInterrupted) {
+    nb::python_error error;
+    if (group == nullptr) throw error;
+    raised = nb::borrow(error.value());
+  }
   nb::list blocked;
   for (const BlockedCore& core : outcome.blocked) blocked.append(blocked_tuple(core));
-  const nb::tuple told = nb::make_tuple(static_cast<uint32_t>(outcome.status), outcome.rank, outcome.task,
-                                        outcome.reason, blocked, outcome.seconds);
-  // Between processes the caller tells its peers first, then raises what the signal's handler raised.
-  if (outcome.status == LaunchStatus::kInterrupted && group == nullptr) throw nb::python_error();
-  return told;
+  return nb::make_tuple(static_cast<uint32_t>(outcome.status), outcome.rank, outcome.task, outcome.reason, blocked,
+                        outcome.seconds, raised);
 }
 
 // Memory of a tensor that a workspace holds, while the plan runs in it.

@@ -70,7 +70,7 @@ nb::dict record_layouts() {
   {
     nb::list fields;
     FIELD(TensorRecord, dtype), FIELD(TensorRecord, role), FIELD(TensorRecord, storage);
-    FIELD(TensorRecord, reserved), FIELD(TensorRecord, rows), FIELD(TensorRecord, cols), FIELD(TensorRecord, offset);
+    FIELD(TensorRecord, most_rows), FIELD(TensorRecord, rows), FIELD(TensorRecord, cols), FIELD(TensorRecord, offset);
     add("tensors", sizeof(TensorRecord), fields);
   }
   {

@@ -60,7 +60,8 @@ uint32_t busy_queues(const PlanImage& image) {
 uint32_t workers_for(const std::vector<RankLaunch>& ranks, const LaunchOptions& options) {
   uint32_t queues = 1;
   for (const RankLaunch& rank : ranks) queues = std::max(queues, busy_queues(*rank.image));
-  const uint32_t share = std::max<uint32_t>(1, processor_count() / static_cast<uint32_t>(ranks.size()));
+  // The ranks of this host share its processors, whether they are threads of this process or processes.
+  const uint32_t share = std::max(1u, processor_count() / ranks[0].image->ranks);
   return std::min(queues, options.workers != 0 ? options.workers : share);
 }
 
@@ -90,7 +91,7 @@ LaunchOutcome launch(std::vector<RankLaunch>& ranks, const LaunchOptions& option
   job.options = &options;
   job.workers = workers_for(ranks, options);
   job.threads = job.workers * static_cast<uint32_t>(ranks.size());
-  job.may_spin = job.threads <= processor_count();
+  job.may_spin = uint64_t{job.workers} * ranks[0].image->ranks <= processor_count();
   std::vector<uint32_t*> words;
   try {
     for (RankLaunch& rank : ranks) rank.workspace->fit(*rank.image);

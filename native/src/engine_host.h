@@ -1,5 +1,5 @@
-// The launching thread's part: dispatching launches (O0), and where each rank is a process of its own, entering together,
-// watching the others and giving them credit.
+// The launching thread's part: dispatching launches (O0), and where each rank is a process of its own, entering
+// together, watching the others and giving them credit.
 #pragma once
 
 #include <chrono>
@@ -65,7 +65,8 @@ class Dispatcher {
   size_t left_ = 0;
 };
 
-// Memory of every tensor of every rank that this process can reach, and the words that ranks write in each other's heaps.
+// Memory of every tensor of every rank that this process can reach, and the words that ranks write in each other's
+// heaps.
 inline void bind(Job& job, std::vector<uint32_t*>& words) {
   std::vector<RankLaunch>& ranks = *job.ranks;
   const Peers* peers = job.options->peers;

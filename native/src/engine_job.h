@@ -72,7 +72,7 @@ struct Job {
   uint32_t threads = 0;  // of all ranks
   bool may_spin = false;
   size_t scratch = 0;
-  uint32_t stop = 0;                   // a LaunchStatus; 0 while the launch goes on. Accessed atomically.
+  uint32_t stop = 0;  // a LaunchStatus; 0 while the launch goes on. Accessed atomically.
   std::mutex mutex;   // of the outcome
   LaunchOutcome outcome;
 
@@ -94,11 +94,7 @@ template <bool kTraced>
 class CpuPlatform {
  public:
   CpuPlatform(Job& job, uint32_t rank, uint32_t worker, kernels::Scratch& scratch)
-      : job_(job),
-        launch_((*job.ranks)[rank]),
-        worker_(worker),
-        scratch_(scratch),
-        backoff_(job.may_spin) {}
+      : job_(job), launch_((*job.ranks)[rank]), worker_(worker), scratch_(scratch), backoff_(job.may_spin) {}
 
   static uint32_t load_acquire(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
   static void add_release(uint32_t* word) { __atomic_fetch_add(word, 1, __ATOMIC_RELEASE); }
@@ -163,7 +159,8 @@ inline std::vector<uint32_t> queues_of(const PlanImage& image, uint32_t worker, 
   return mine;
 }
 
-inline void note_blocked(Job& job, uint32_t rank, const std::vector<uint32_t>& queues, const std::vector<Cursor>& cursors) {
+inline void note_blocked(Job& job, uint32_t rank, const std::vector<uint32_t>& queues,
+                         const std::vector<Cursor>& cursors) {
   const RankView& view = job.views[rank];
   const PlanImage& image = *(*job.ranks)[rank].image;
   std::vector<BlockedCore> found;

@@ -478,6 +478,7 @@ void Lowering::tensors() {
     if (tensor.role == symmetric) {  // the same offsets on every rank: room for the rank with most rows
       for (int64_t rank = 0; rank < d_.ranks; ++rank) rows = std::max(rows, layout_.tensor_rows(tensor, rank));
     }
+    record.most_rows = static_cast<uint32_t>(rows);
     const bool placed = tensor.role == workspace || tensor.role == symmetric;
     const u128 size = static_cast<u128>(rows) * static_cast<u128>(tensor.cols) * static_cast<u128>(tensor.item_bytes);
     const u128 after =

@@ -24,7 +24,8 @@ class Builder {
     const auto index = static_cast<uint32_t>(image_.tensors.size());
     uint64_t& end = role == Role::kSymmetric ? symmetric_ : workspace_;
     const bool held = role == Role::kSymmetric || role == Role::kWorkspace;
-    image_.tensors.push_back({dtype, static_cast<uint32_t>(role), index, 0, rows, cols, held ? end : 0});
+    image_.tensors.push_back(
+        {dtype, static_cast<uint32_t>(role), index, static_cast<uint32_t>(rows), rows, cols, held ? end : 0});
     if (held) end += (rows * cols * 8 + kAlignment - 1) / kAlignment * kAlignment;
     return index;
   }

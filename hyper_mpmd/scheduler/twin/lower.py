@@ -327,6 +327,7 @@ class _Lowering:
             record["rows"], record["cols"] = rows, tensor.cols
             if tensor.role == symmetric:  # the same offsets on every rank: room for the rank with most rows
                 rows = max(self._tensor_rows(index, rank) for rank in range(self.tables.ranks))
+            record["most_rows"] = rows
             size = rows * tensor.cols * tensor.item_bytes
             after = offsets.get(tensor.role, 0) + -(-size // R.ALIGNMENT) * R.ALIGNMENT
             if after > R.MAX_BYTES:

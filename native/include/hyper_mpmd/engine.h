@@ -83,9 +83,9 @@ struct Peers {
   shmem::SymmetricHeap* heap = nullptr;
   std::vector<std::byte*> symmetric;
   std::vector<uint32_t*> words;
-  uint64_t stride = 0;  // words that each rank has in each heap
-  uint64_t epoch = 0;  // number of this launch in its workspace, from 1; equal on all ranks
-  uint64_t tag = 0;    // of what is launched; must be equal on all ranks
+  uint64_t stride = 0;         // words that each rank has in each heap
+  uint64_t epoch = 0;          // number of this launch in its workspace, from 1; equal on all ranks
+  uint64_t tag = 0;            // of what is launched; must be equal on all ranks
   double entry_timeout_s = 0;  // how long a peer may take to enter the launch
 };
 
@@ -93,7 +93,7 @@ struct LaunchOptions {
   uint32_t workers = 0;  // threads of each rank; 0: as many as the processors allow, and no more than queues
   double timeout_s = 0;  // 0: none
   void* context = nullptr;
-  Peers* peers = nullptr;  // null: all ranks are in this process
+  Peers* peers = nullptr;                        // null: all ranks are in this process
   bool (*interrupted)(void* context) = nullptr;  // polled by the launching thread about every 20 ms
   bool (*python_task)(void* context, uint32_t rank, uint32_t task) = nullptr;  // a Python kernel; false: it failed
 };

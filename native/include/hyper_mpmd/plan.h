@@ -116,9 +116,9 @@ static_assert(sizeof(OpRecord) == 24);
 
 struct TensorRecord {
   uint32_t dtype;
-  uint32_t role;     // Role
-  uint32_t storage;  // the tensor whose memory this one shares (an in-place op); itself otherwise
-  uint32_t reserved;
+  uint32_t role;       // Role
+  uint32_t storage;    // the tensor whose memory this one shares (an in-place op); itself otherwise
+  uint32_t most_rows;  // rows of the rank that has most, where peers write it; else as rows
   uint64_t rows;
   uint64_t cols;
   uint64_t offset;  // bytes from the start of the workspace, or of the symmetric buffers; 0 for inputs and outputs

@@ -32,8 +32,8 @@ struct RankView {
   uint32_t rank;
   uint32_t local_events;  // events [0, local_events) have cells; the others are words of the heap
   EventCell* cells;
-  const uint32_t* heap;       // words that peers write
-  const uint32_t* heap_base;  // [word], when this launch began
+  const uint32_t* heap;         // words that peers write
+  const uint32_t* heap_base;    // [word], when this launch began
   uint32_t* const* peer_heaps;  // [rank]
   const uint32_t* gates;        // [launch], nonzero once the host has dispatched it; null: all open
   uint32_t* launch_done;        // [launch], tasks finished; null where gates is
