@@ -5,24 +5,15 @@
 
 #include "hyper_mpmd/overlap.h"
 #include "hyper_mpmd/planner.h"
+#include "wide.h"
 
 namespace hyper_mpmd::planner {
 
 namespace {
 
-using u128 = unsigned __int128;
-
 // While lowering, a wait for a put of another rank, or for a credit, carries its own number in `event` and one of
 // these.
 constexpr uint32_t kGhostMark = 0xffffffffu, kCreditMark = 0xfffffffeu, kLocalMark = 0;
-
-std::string decimal(u128 value) {
-  std::string digits;
-  do {
-    digits.insert(digits.begin(), static_cast<char>('0' + static_cast<int>(value % 10)));
-  } while (value /= 10);
-  return digits;
-}
 
 // Who touched a storage since it was last written as a whole.
 struct History {
