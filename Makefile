@@ -21,8 +21,26 @@ setup: .venv/built
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
-test: setup
+demo: setup
+	$(BIN)/python examples/demo.py $(if $(TEXT),--text $(TEXT))
+
+# Every benchmark takes --rounds and --json; make bench ROUNDS=25 for steadier figures.
+ROUNDS ?= 5
+bench: setup
+	for file in $$(grep -l __main__ benchmarks/*.py); do $(BIN)/python $$file --rounds $(ROUNDS) || exit 1; done
+
+test: setup native-test
 	$(BIN)/python -m pytest -m "not slow"
+
+# The torch-free core and its tests, plain and under the sanitizers (these at -O1: quick to build, fast enough to run).
+NATIVE_BUILDS := native: asan:-DHYPER_MPMD_SANITIZE=address,undefined tsan:-DHYPER_MPMD_SANITIZE=thread
+CMAKE_CONFIGURE := $(BIN)/cmake -S . -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DHYPER_MPMD_TESTS=ON
+native-test: .venv/dependencies
+	for build in $(NATIVE_BUILDS); do \
+	  $(CMAKE_CONFIGURE) -B build/$${build%%:*} $${build#*:} && \
+	  $(BIN)/cmake --build build/$${build%%:*} && \
+	  $(BIN)/ctest --test-dir build/$${build%%:*} --output-on-failure --timeout 120 || exit 1; \
+	done
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -19,6 +19,8 @@ _HOMES: dict[str, str] = {
     "World": "hyper_mpmd.scheduler.world",
     "Device": "hyper_mpmd.scheduler.device",
     "HyperMpmdError": "hyper_mpmd.errors",
+    "init_device_mesh": "torch.distributed.device_mesh",
+    "fully_shard": "torch.distributed.fsdp",
 }
 # subpackages that users reach as attributes: hm.ops.GroupedMatmul
 _PACKAGES = ("ops", "errors", "testing")

@@ -21,7 +21,7 @@ from hyper_mpmd.scheduler.records import NONE, SECTIONS, Records
 from hyper_mpmd.tasks.graph import TaskGraph
 
 if TYPE_CHECKING:
-    from hyper_mpmd.engine.timeline import Timeline
+    from hyper_mpmd.scheduler.timeline import Timeline
 
 
 class PlanHeader(BaseModel):
@@ -149,7 +149,7 @@ class Plan:
 
     def timeline(self) -> Timeline:
         """The predicted timeline."""
-        from hyper_mpmd.engine.timeline import predicted
+        from hyper_mpmd.scheduler.timeline import predicted
 
         return predicted([self])
 

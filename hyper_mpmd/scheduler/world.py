@@ -9,7 +9,7 @@ from hyper_mpmd.errors import WorldSizeError
 from hyper_mpmd.scheduler.plan import Plan
 
 if TYPE_CHECKING:
-    from hyper_mpmd.engine.timeline import Timeline
+    from hyper_mpmd.scheduler.timeline import Timeline
 
 
 class World:
@@ -36,7 +36,7 @@ class World:
 
     def timeline(self) -> Timeline:
         """The predicted timeline of all ranks."""
-        from hyper_mpmd.engine.timeline import predicted
+        from hyper_mpmd.scheduler.timeline import predicted
 
         return predicted(self.plans)
 

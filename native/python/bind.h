@@ -5,7 +5,10 @@
 
 namespace hyper_mpmd {
 
+void bind_engine(nanobind::module_& parent);   // adds the submodule `engine`
+void bind_kernels(nanobind::module_& parent);  // adds the submodule `kernels`
 void bind_planner(nanobind::module_& parent);  // adds the submodule `planner`
 void bind_records(nanobind::module_& parent);  // adds the submodule `records`
+void bind_shmem(nanobind::module_& parent);    // adds the submodule `shmem`
 
 }  // namespace hyper_mpmd

@@ -8,6 +8,9 @@ namespace nb = nanobind;
 
 NB_MODULE(_native, m) {
   m.def("version", &hyper_mpmd::version);
+  hyper_mpmd::bind_engine(m);
+  hyper_mpmd::bind_kernels(m);
   hyper_mpmd::bind_planner(m);
   hyper_mpmd::bind_records(m);
+  hyper_mpmd::bind_shmem(m);
 }

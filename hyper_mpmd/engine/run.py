@@ -1,0 +1,192 @@
+"""Run plans on the native engine: one plan, or the plans of a world as groups of threads in this process."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hyper_mpmd import _native
+from hyper_mpmd.engine.bindings import check_inputs, make_outputs, tensor_index
+from hyper_mpmd.engine.python_kernels import PythonKernels
+from hyper_mpmd.engine.reference import run_reference
+from hyper_mpmd.engine.torch_gemm import lend
+from hyper_mpmd.errors import EngineError, LaunchTimeout, NestedRunError, PlanFormatError, TaskFailedError
+from hyper_mpmd.scheduler.device import usable_cores
+from hyper_mpmd.scheduler.plan import Plan
+from hyper_mpmd.scheduler.records import NONE, ROLES
+from hyper_mpmd.scheduler.timeline import TRACE, Timeline, measured
+
+ENGINES = ("native", "reference")
+# native/include/hyper_mpmd/engine.h, LaunchStatus
+_DONE, _TASK_FAILED, _TIMED_OUT, _INTERRUPTED, _NESTED, _CLOSED, _NO_THREADS = range(7)
+
+_native.engine.set_processors(usable_cores())
+lend()
+atexit.register(_native.engine.close)
+
+
+def run(
+    plans: Sequence[Plan],
+    inputs: Sequence[Mapping[str, Any]],
+    *,
+    engine: str = "native",
+    workers: int | None = None,
+    timeout: float | None = None,
+) -> list[dict[str, Any]]:
+    """Outputs by name of each rank. See `Plan.run`."""
+    if engine not in ENGINES:
+        raise EngineError(f"no engine is called {engine!r}; known: {', '.join(ENGINES)}")
+    _check(plans, inputs, workers, timeout)
+    if engine == "reference":
+        return run_reference(plans, inputs)
+    return _launch(plans, inputs, workers, timeout, [])
+
+
+def run_measured(
+    plans: Sequence[Plan],
+    inputs: Sequence[Mapping[str, Any]],
+    *,
+    workers: int | None = None,
+    timeout: float | None = None,
+) -> tuple[list[dict[str, Any]], Timeline]:
+    """`run` on the native engine, and the timeline of it."""
+    _check(plans, inputs, workers, timeout)
+    traces = [np.zeros(len(plan.tasks), TRACE) for plan in plans]
+    outputs = _launch(plans, inputs, workers, timeout, traces)
+    return outputs, measured(plans, traces)
+
+
+def prepare(plan: Plan) -> Any:
+    """The plan as the engine holds it, checked once. A plan that would hang or leave its tensors is refused."""
+    prepared = plan.__dict__.get("_prepared")
+    if prepared is None:
+        sections = {name: records.view(np.uint8) for name, records in plan.sections.items()}
+        try:
+            prepared = _native.engine.prepare(sections, plan.rank, plan.ranks)
+        except ValueError as error:
+            raise PlanFormatError(f"the engine refuses this plan: {error}") from None
+        plan.__dict__["_prepared"] = prepared
+    return prepared
+
+
+def _check(
+    plans: Sequence[Plan], inputs: Sequence[Mapping[str, Any]], workers: int | None, timeout: float | None
+) -> None:
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or not 0 < workers <= 1024):
+        raise EngineError(f"workers is {workers!r}; it must be an int from 1 to 1024, or None")
+    if timeout is not None and not 0 < timeout < float("inf"):
+        raise EngineError(f"timeout is {timeout!r}; it must be a positive number of seconds, or None")
+    if plans[0].ranks != len(plans):
+        raise EngineError(
+            f"rank {plans[0].rank}'s plan of a world of {plans[0].ranks} cannot run alone; run the world that "
+            f"hm.compile(..., world={plans[0].ranks}) makes"
+        )
+    for plan, given in zip(plans, inputs, strict=True):
+        check_inputs(plan, given)
+
+
+def _launch(
+    plans: Sequence[Plan],
+    inputs: Sequence[Mapping[str, Any]],
+    workers: int | None,
+    timeout: float | None,
+    traces: list[NDArray[np.void]],
+) -> list[dict[str, Any]]:
+    prepared = [prepare(plan) for plan in plans]
+    _check_world(plans, prepared)
+    outputs = [make_outputs(plan) for plan in plans]
+    memory: list[list[int]] = []
+    copies: list[list[tuple[int, int]]] = []
+    for plan, given, made in zip(plans, inputs, outputs, strict=True):
+        addresses, copied = _addresses(plan, given, made)
+        memory.append(addresses)
+        copies.append(copied)
+    workspaces = [member.workspace for member in prepared]
+    kernels = PythonKernels(plans, prepared, workspaces, inputs, outputs)
+    status, rank, task, reason, blocked, seconds = _native.engine.launch(
+        prepared,
+        workspaces,
+        None,
+        memory,
+        copies,
+        [trace.ctypes.data for trace in traces],
+        workers or 0,
+        timeout or 0.0,
+        kernels,
+    )
+    if status != _DONE:
+        _raise(plans, kernels, status, rank, task, reason, blocked, seconds)
+    return outputs
+
+
+def _check_world(plans: Sequence[Plan], prepared: list[Any]) -> None:
+    """Once a world: what each rank signals and writes is what its peers count on."""
+    if len(plans) == 1 or all(plan.__dict__.get("_world_checked") == id(plans[0]) for plan in plans):
+        return
+    if fault := _native.engine.world_fault(prepared):
+        raise PlanFormatError(f"the engine refuses this world: {fault}")
+    for plan in plans:
+        plan.__dict__["_world_checked"] = id(plans[0])
+
+
+def _addresses(
+    plan: Plan, given: Mapping[str, torch.Tensor], made: Mapping[str, torch.Tensor]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Where each tensor of the plan lies (0: in the workspace), and which symmetric ones to copy out where."""
+    index = tensor_index(plan)
+    roles = plan.sections["tensors"]["role"]
+    storage = plan.sections["tensors"]["storage"]
+    addresses = [0] * len(index)
+    copied = []
+    for name in plan.graph.inputs:
+        addresses[index[name]] = given[name].data_ptr()
+    for output, name in plan.graph.outputs.items():
+        number = index[name]
+        if roles[number] == ROLES["symmetric"]:
+            copied.append((number, made[output].data_ptr()))
+        else:
+            addresses[number] = addresses[int(storage[number])] = made[output].data_ptr()
+    return addresses, copied
+
+
+def _raise(
+    plans: Sequence[Plan],
+    kernels: PythonKernels,
+    status: int,
+    rank: int,
+    task: int,
+    reason: str,
+    blocked: list[tuple[int, int, int, int, int, int]],
+    seconds: float,
+) -> None:
+    where = f"rank {rank}, " if len(plans) > 1 else ""
+    if status == _TASK_FAILED:
+        name = plans[rank].task_name(task)
+        cause = kernels.error
+        detail = reason or f"{type(cause).__name__}: {cause}"
+        raise TaskFailedError(f"{where}task {name} failed: {detail}") from cause
+    if status == _TIMED_OUT:
+        raise LaunchTimeout(f"launch passed its deadline after {seconds:.2f} s; {_describe_blocked(plans, blocked)}")
+    if status == _NESTED:
+        raise NestedRunError("run was called from inside a kernel; its workers are busy running that kernel")
+    if status == _CLOSED:
+        raise EngineError("the engine is closed: the interpreter is shutting down")
+    raise EngineError(f"{where}the engine could not start its workers: {reason or 'no more threads'}")
+
+
+def _describe_blocked(plans: Sequence[Plan], blocked: list[tuple[int, int, int, int, int, int]]) -> str:
+    """Each core that stood, its task and what it lacked."""
+    if not blocked:
+        return "every core was inside a task"
+    lines = []
+    for rank, queue, task, event, have, need in sorted(blocked):
+        plan = plans[rank]
+        where = f"rank {rank}, " if len(plans) > 1 else ""
+        lacking = "its launch" if event == NONE else f"event {event} (have {have}, need {need})"
+        lines.append(f"{where}{plan.core_name(queue)}: {plan.task_name(task)} waits for {lacking}")
+    return "; ".join(lines)

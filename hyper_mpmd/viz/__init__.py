@@ -1,0 +1,1 @@
+"""Plans and runs as people see them: reports, timelines."""

@@ -1,0 +1,26 @@
+// Everything that is compiled once per instruction set. The including file names the set.
+
+#if defined(HYPER_MPMD_AVX512) || defined(HYPER_MPMD_AVX2)
+#include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "kernel_table.h"
+
+namespace hyper_mpmd::kernels::HYPER_MPMD_ISA {
+
+// clang-format off: each needs the one before
+#include "kernels_simd.inl"
+#include "kernels_elementwise.inl"
+#include "kernels_gemm.inl"
+// clang-format on
+
+extern const KernelTable kTable;
+const KernelTable kTable = {
+    gemm_scratch_bytes,       gemm<float>,      gemm<uint16_t>,      swiglu<float>,
+    swiglu<uint16_t>,         unpermute<float>, unpermute<uint16_t>, convert<uint16_t, float>,
+    convert<float, uint16_t>,
+};
+
+}  // namespace hyper_mpmd::kernels::HYPER_MPMD_ISA

@@ -1,0 +1,3 @@
+// The kernels for any processor.
+#define HYPER_MPMD_ISA baseline
+#include "kernels_all.inl"
