@@ -53,7 +53,8 @@ class TileProgram:
         of_kind, op_of = np.unique(np.broadcast_to(np.asarray(kinds, np.int64), (count,)), return_inverse=True)
         if not np.isin(of_kind, (R.AIC, R.AIV)).all():
             raise PlanFormatError(f"core kinds are {R.AIC} (AIC) and {R.AIV} (AIV); got {of_kind.tolist()}")
-        producers, targets = np.unique(pairs, axis=0).T  # in order of the producer, then of the consumer
+        # Each edge once, in order of the producer, then of the consumer.
+        producers, targets = np.divmod(np.unique(pairs[:, 0] * count + pairs[:, 1]), max(count, 1))
         consumers, event_of, thresholds = np.unique(targets, return_inverse=True, return_counts=True)
 
         ops = np.zeros(len(of_kind), R.OP)

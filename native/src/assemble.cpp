@@ -3,6 +3,7 @@
 #include <string>
 
 #include "flow.h"
+#include "wide.h"
 
 namespace hyper_mpmd::planner {
 
@@ -18,12 +19,10 @@ std::vector<Pool> pools(const Device& device) {
 
 void check_times(const ProgramView& program, const Device& device) {
   const int64_t latency = device.event_ns + device.remote_ns + device.launch_ns;
-  unsigned __int128 total = static_cast<unsigned __int128>(program.tasks.size() + 1) * static_cast<uint64_t>(latency);
+  u128 total = static_cast<u128>(program.tasks.size() + 1) * static_cast<uint64_t>(latency);
   for (int64_t cost : program.costs) total += static_cast<uint64_t>(cost);
   if (total > kMaxTime) {
-    // Fits 128 bits; more than 64 only for sums that no one reads to the last digit, so those are cut.
-    const auto shown = static_cast<uint64_t>(std::min<unsigned __int128>(total, UINT64_MAX));
-    throw PlanLimit("the tasks of rank " + std::to_string(program.rank) + " take " + std::to_string(shown) +
+    throw PlanLimit("the tasks of rank " + std::to_string(program.rank) + " take " + decimal(total) +
                     " ns together; the limit is " + std::to_string(kMaxTime));
   }
 }

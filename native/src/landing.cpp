@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "hyper_mpmd/planner.h"
+#include "wide.h"
 
 namespace hyper_mpmd::planner {
 
@@ -46,10 +47,10 @@ Landings::Landings(const Descriptor& descriptor, const Layout& layout, std::span
   for (int64_t rank = 0; rank < (any ? ranks : 0); ++rank) {
     const int64_t words = kWordsPerLine + received[rank];
     strides_.push_back((words + kWordsPerLine - 1) / kWordsPerLine * kWordsPerLine);
-    const auto all = static_cast<unsigned __int128>(strides_.back()) * static_cast<unsigned __int128>(ranks);
+    const auto all = static_cast<u128>(strides_.back()) * static_cast<u128>(ranks);
     if (all > kMaxIndex) {
-      throw PlanLimit("rank " + std::to_string(rank) + " would have " + std::to_string(static_cast<uint64_t>(all)) +
-                      " event words; the limit is " + std::to_string(kMaxIndex));
+      throw PlanLimit("rank " + std::to_string(rank) + " would have " + decimal(all) + " event words; the limit is " +
+                      std::to_string(kMaxIndex));
     }
   }
 }

@@ -5,24 +5,15 @@
 
 #include "hyper_mpmd/overlap.h"
 #include "hyper_mpmd/planner.h"
+#include "wide.h"
 
 namespace hyper_mpmd::planner {
 
 namespace {
 
-using u128 = unsigned __int128;
-
 // While lowering, a wait for a put of another rank, or for a credit, carries its own number in `event` and one of
 // these.
 constexpr uint32_t kGhostMark = 0xffffffffu, kCreditMark = 0xfffffffeu, kLocalMark = 0;
-
-std::string decimal(u128 value) {
-  std::string digits;
-  do {
-    digits.insert(digits.begin(), static_cast<char>('0' + static_cast<int>(value % 10)));
-  } while (value /= 10);
-  return digits;
-}
 
 // Who touched a storage since it was last written as a whole.
 struct History {
@@ -69,7 +60,6 @@ class Lowering {
   void enter(size_t index, size_t first);
   void close_events();
   void signals();
-  void tensors();
   void peers();
 
   const Descriptor& d_;
@@ -94,7 +84,7 @@ class Lowering {
 Program Lowering::run() {
   histories_.resize(d_.tensors.size());
   find_uses();
-  tensors();
+  out_.tensors = place_tensors(d_, layout_, rank_);
   count_tasks();
   collect_ghosts();
   for (size_t index = 0; index < d_.ops.size(); ++index) {
@@ -460,43 +450,6 @@ void Lowering::signals() {
   for (const auto& [number, signal] : put_signals_) {
     TaskRecord& task = out_.tasks[number];
     out_.signals[task.signal_begin + task.signal_count++] = signal;
-  }
-}
-
-void Lowering::tensors() {
-  uint64_t offsets[4] = {};  // by role; only what the engine allocates has one
-  const auto workspace = static_cast<int64_t>(Role::kWorkspace), symmetric = static_cast<int64_t>(Role::kSymmetric);
-  for (size_t index = 0; index < d_.tensors.size(); ++index) {
-    const TensorRow& tensor = d_.tensors[index];
-    TensorRecord record{};
-    record.dtype = static_cast<uint32_t>(tensor.dtype);
-    record.role = static_cast<uint32_t>(tensor.role);
-    record.storage = static_cast<uint32_t>(tensor.storage);
-    int64_t rows = layout_.tensor_rows(tensor, rank_);
-    record.rows = static_cast<uint64_t>(rows);
-    record.cols = static_cast<uint64_t>(tensor.cols);
-    if (tensor.role == symmetric) {  // the same offsets on every rank: room for the rank with most rows
-      for (int64_t rank = 0; rank < d_.ranks; ++rank) rows = std::max(rows, layout_.tensor_rows(tensor, rank));
-    }
-    record.most_rows = static_cast<uint32_t>(rows);
-    const bool placed = tensor.role == workspace || tensor.role == symmetric;
-    const u128 size = static_cast<u128>(rows) * static_cast<u128>(tensor.cols) * static_cast<u128>(tensor.item_bytes);
-    const u128 after =
-        (placed ? offsets[tensor.role] : 0) + (size + kAlignment - 1) / kAlignment * static_cast<u128>(kAlignment);
-    if (after > kMaxBytes) {
-      throw PlanLimit("tensor '" + d_.tensor_names[index] + "' takes " + decimal(size) +
-                      " bytes, and those of its kind together " + decimal(after) + "; the limit is " +
-                      std::to_string(kMaxBytes));
-    }
-    if (placed) {
-      if (tensor.storage == static_cast<int64_t>(index)) {
-        record.offset = offsets[tensor.role];
-        offsets[tensor.role] = static_cast<uint64_t>(after);
-      } else {
-        record.offset = out_.tensors[tensor.storage].offset;
-      }
-    }
-    out_.tensors.push_back(record);
   }
 }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "wide.h"
+
 namespace hyper_mpmd::planner {
 
 void BoxIndex::build() {
@@ -36,7 +38,7 @@ uint64_t ListTable::hash(uint32_t salt, std::span<const uint32_t> list) {
   // Multiply and fold, a word at a time; the table compares contents, so that collisions only cost time.
   uint64_t h = 0x9e3779b97f4a7c15u ^ salt;
   for (uint32_t item : list) {
-    const auto product = static_cast<unsigned __int128>(h ^ item) * 0xa0761d6478bd642fu;
+    const auto product = static_cast<u128>(h ^ item) * 0xa0761d6478bd642fu;
     h = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
   return h;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "flow.h"
+#include "wide.h"
 
 namespace hyper_mpmd::planner {
 
@@ -120,8 +121,8 @@ void OpByOp::partition(const std::vector<uint32_t>& wave) {
       for (uint32_t op : mine) share_[op] = {pool, 0, count};
       continue;
     }
-    std::vector<unsigned __int128> work;
-    unsigned __int128 total = 0;
+    std::vector<u128> work;
+    u128 total = 0;
     for (uint32_t op : mine) {
       auto& sum = work.emplace_back(0);
       for (uint32_t task : tasks_of_[op]) sum += static_cast<uint64_t>(p_.costs[task]);

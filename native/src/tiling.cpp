@@ -3,12 +3,11 @@
 #include <map>
 
 #include "hyper_mpmd/planner.h"
+#include "wide.h"
 
 namespace hyper_mpmd::planner {
 
 namespace {
-
-using u128 = unsigned __int128;
 
 std::pair<int64_t, int64_t> interval(const Layout& layout, const OpRow& op, int64_t kind, int64_t value, int64_t rank,
                                      int64_t group) {

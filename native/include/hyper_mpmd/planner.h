@@ -276,6 +276,13 @@ class Landings {
   std::vector<int64_t> strides_;   // words that one source has in the heap of a rank
 };
 
+// ---- memory.cpp
+// -------------------------------------------------------------------------------------------------------
+
+// The plan's tensor records: sizes on this rank and offsets, one tensor after another by role; symmetric ones at the
+// same offsets on every rank. Throws PlanLimit for what no address reaches.
+std::vector<TensorRecord> place_tensors(const Descriptor& descriptor, const Layout& layout, int64_t rank);
+
 // ---- lower.cpp
 // --------------------------------------------------------------------------------------------------------
 
