@@ -70,7 +70,7 @@ def test_a_graph_from_a_file_runs_on_inputs_at_random(call, graph_file, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["nothing"], 2, "moe-ffn or FILE.py:FUNCTION"),
+        (["nothing"], 2, "moe-ffn-backward or FILE.py:FUNCTION"),
         (["moe-ffn", "--tokens", "0"], 2, "--tokens"),
         (["moe-ffn", "--policy", "O7"], 2, "O7"),
         (["moe-ffn", "--no-such-option"], 2, "--no-such-option"),
