@@ -96,6 +96,8 @@ class MegaMoeExperts(nn.Module):
                     bound = expert.shape[0] ** -0.5
                     expert.uniform_(-bound, bound)
 
+    # To torch.compile the whole call is one operation: a model around it is compiled up to here and from here on.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -133,9 +135,6 @@ class MegaMoeExperts(nn.Module):
             )
         made: torch.Tensor = output.view(hidden_states.shape)
         return made
-
-    # The whole call is one operation to torch.compile: a model around it is compiled up to here and from here on.
-    forward._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     @classmethod
     def share_execution_resources(cls, modules: Iterable[MegaMoeExperts]) -> None:

@@ -56,7 +56,7 @@ def bad_calls():
     low[2, 1], high[7, 0] = -1, EXPERTS
     meta = torch.empty(8, TOP_K, device="meta")
     return [
-        (ValueError, "last must be 48", (x[:, :-1], ids, weights)),
+        (ValueError, "its last dimension must be 48", (x[:, :-1], ids, weights)),
         (ValueError, "has 7 tokens, local_num_tokens is 8", (x[:7], ids[:7], weights[:7])),
         (ValueError, r"topk_ids has shape \[8\]", (x, ids[:, 0], weights)),
         (ValueError, r"topk_weights has shape \[8, 1\]; it must be \[8, 2\]", (x, ids, weights[:, :1])),
