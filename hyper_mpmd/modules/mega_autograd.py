@@ -38,7 +38,9 @@ class Step:
         plans = self.execution.plans
         assert plans is not None
         plan = plans.backward(self.dtype, self.met.wanted, self.met.tokens, self.met.counts)
-        return self.execution.run(plan, {"gather": self.gather, "back": self.back, **tensors})
+        return self.execution.run(
+            plan, {"gather": self.gather, "back": self.back, "places": self.back.flatten(), **tensors}
+        )
 
 
 class ExpertsFunction(torch.autograd.Function):
@@ -77,7 +79,7 @@ class ExpertsFunction(torch.autograd.Function):
         return (
             None,
             made["dx"] if dx else None,
-            made["dscores"][step.back.long()].to(ctx.weights_dtype) if dweights else None,
+            made["dweights"].view(step.back.shape).to(ctx.weights_dtype) if dweights else None,
             made["dw1"] if dw1 else None,
             made["dw2"] if dw2 else None,
         )

@@ -15,7 +15,7 @@ from hyper_mpmd.errors import UnknownTensorError
 from hyper_mpmd.modules.moe_ffn import check_sizes
 from hyper_mpmd.tasks import DType, TaskGraph
 
-Gradient = Literal["dx", "dscores", "dw1", "dw2"]
+Gradient = Literal["dx", "dweights", "dw1", "dw2"]
 GRADIENTS: tuple[Gradient, ...] = get_args(Gradient)
 
 
@@ -33,9 +33,10 @@ def moe_ffn_backward(
 
     Sizes, row spaces and errors as `moe_ffn`. Inputs of each rank, those that the wanted gradients need: dy [batch, H];
     gather [routed] and back [batch, K] int32, as for `moe_ffn`; scores [routed] float32, the router's weight of each
-    routed row; received [rows, H] and gate_up [rows, 2I], which `moe_ffn(keep=True)` gives; w1, w2.
-    Outputs: dx [batch, H]; dscores [routed] float32, the gradient of each routed row's weight; dw1, dw2, as w1 and w2,
-    zero for experts without rows. wanted: which of them. On more than one rank all ranks want the same.
+    routed row; places [routed] int32, back as one row; received [rows, H] and gate_up [rows, 2I], which
+    `moe_ffn(keep=True)` gives; w1, w2.
+    Outputs: dx [batch, H]; dweights [routed] float32, the gradients of the router's weights, token by token; dw1, dw2,
+    as w1 and w2, zero for experts without rows. wanted: which of them. On more than one rank all ranks want the same.
     """
     check_sizes("moe-ffn-backward", hidden, intermediate, experts, top_k, ranks)
     if not wanted or not set(wanted) <= set(GRADIENTS):
@@ -72,8 +73,9 @@ def moe_ffn_backward(
     if "dw1" in wanted:
         received = g.input("received", (space, hidden), dtype)
         g.output("dw1", g.cube("w1_grad", ops.GroupedMatmulDW(groups=here), received, d_gate_up))
-    if "dscores" in wanted:
+    if "dweights" in wanted:
         if ranks > 1:
             d_scores = g.comm("combine_scores", ops.Combine(), d_scores)
-        g.output("dscores", d_scores)
+        places = g.input("places", (routed,), "int32")
+        g.output("dweights", g.vector("by_token", ops.PermuteScalars(), d_scores, places))
     return g

@@ -40,7 +40,7 @@ def make_inputs(
 def make_backward_inputs(
     routing: Routing, hidden: int, intermediate: int, *, dtype: str = "float32", seed: int = 0
 ) -> list[dict[str, Any]]:
-    """One dict of tensors a rank: dy, gather, scores, back, received, gate_up, w1, w2 (see `moe_ffn_backward`)."""
+    """One dict of tensors a rank, the inputs of `moe_ffn_backward`."""
     forward = make_inputs(routing, hidden, intermediate, dtype=dtype, seed=seed)
     normal = _normal(torch.Generator().manual_seed(seed + 1), dtype)
     rows = routing.counts.reshape(len(routing.ids), len(routing.ids), -1).sum(axis=(0, 2))
@@ -48,6 +48,7 @@ def make_backward_inputs(
         {
             "dy": normal(*own["x"].shape),
             "scores": by_routed_row(own["weights"], own["back"]),
+            "places": own["back"].flatten(),
             "received": normal(int(received), hidden),
             "gate_up": normal(int(received), 2 * intermediate),
             **{name: own[name] for name in ("gather", "back", "w1", "w2")},

@@ -7,6 +7,7 @@ from hyper_mpmd.ops.grouped_matmul import GroupedMatmul
 from hyper_mpmd.ops.grouped_matmul_grad import GroupedMatmulDW, GroupedMatmulT
 from hyper_mpmd.ops.matmul import Matmul
 from hyper_mpmd.ops.permute import Permute
+from hyper_mpmd.ops.permute_scalars import PermuteScalars
 from hyper_mpmd.ops.put import Put
 from hyper_mpmd.ops.swiglu import SwiGLU
 from hyper_mpmd.ops.swiglu_grad import SwiGLUGrad, WeightedSwiGLU
@@ -23,6 +24,7 @@ __all__ = [
     "Matmul",
     "Op",
     "Permute",
+    "PermuteScalars",
     "Put",
     "SwiGLU",
     "SwiGLUGrad",

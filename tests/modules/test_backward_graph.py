@@ -56,6 +56,7 @@ def test_forward_then_backward_gives_the_gradients_of_autograd(pattern, ranks, d
             **{name: saved[name] for name in ("received", "gate_up")},
             "dy": gradient,
             "scores": by_routed_row(own["weights"], own["back"]),
+            "places": own["back"].flatten(),
         }
         for own, saved, gradient in zip(inputs, kept, dy, strict=True)
     ]
@@ -65,8 +66,8 @@ def test_forward_then_backward_gives_the_gradients_of_autograd(pattern, ranks, d
     have, want = [], []
     for rank, gradients in enumerate(made):
         mine = slice(rank * own, (rank + 1) * own)
-        have.append({**gradients, "dscores": gradients["dscores"][inputs[rank]["back"].long()]})
-        want.append({"dx": xs[rank].grad, "dscores": weights[rank].grad, "dw1": w1.grad[mine], "dw2": w2.grad[mine]})
+        have.append(gradients)
+        want.append({"dx": xs[rank].grad, "dweights": weights[rank].grad, "dw1": w1.grad[mine], "dw2": w2.grad[mine]})
         empty = torch.from_numpy(routing.counts.sum(axis=0)[mine] == 0)
         assert gradients["dw1"][empty].count_nonzero() == gradients["dw2"][empty].count_nonzero() == 0
     for name in want[0]:
@@ -116,5 +117,5 @@ def test_sizes_and_gradients_that_cannot_be_are_refused():
     with pytest.raises(WorldSizeError, match="8 experts cannot be shared out evenly over 3 ranks"):
         moe_ffn_backward(HIDDEN, INNER, EXPERTS, TOP_K, ranks=3)
     for wanted in ((), ("dz",)):
-        with pytest.raises(UnknownTensorError, match="must be some of dx, dscores, dw1, dw2"):
+        with pytest.raises(UnknownTensorError, match="must be some of dx, dweights, dw1, dw2"):
             moe_ffn_backward(HIDDEN, INNER, EXPERTS, TOP_K, wanted=wanted)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from hyper_mpmd import MegaMoeExperts
 
-from .reference import EXPERTS, all_weights, batch, fill_weights, layer, leaves, plain, rel
+from .reference import EXPERTS, SIZES, all_weights, batch, fill_weights, layer, leaves, plain, rel
 
 HEAP = {"HYPER_PARALLEL_SHMEM_HEAP_SIZE": str(64 << 20), "HYPER_PARALLEL_SHMEM_TIMEOUT_SEC": "20"}
 
@@ -35,11 +35,12 @@ def gradients_job(tokens: Any, pattern: str, dtype: torch.dtype, optimizer: str 
     made = torch.Generator().manual_seed(5)
     dys = [torch.randn(x.shape, generator=made).to(dtype) for x, _, _ in batches]
     x, ids, weights = batches[rank]
-    steps = None if optimizer is None else getattr(torch.optim, optimizer)(module.parameters(), lr=0.1)
+    lr = 1e-4 if optimizer == "AdamW" else 0.1
+    steps = None if optimizer is None else getattr(torch.optim, optimizer)(module.parameters(), lr=lr)
     y = module(x, ids, weights)
     y.backward(dys[rank])
     w1, w2 = leaves(*all_weights(dtype))
-    whole = None if optimizer is None else getattr(torch.optim, optimizer)([w1, w2], lr=0.1)
+    whole = None if optimizer is None else getattr(torch.optim, optimizer)([w1, w2], lr=lr)
     errors = {}
     for other, (one, dy) in enumerate(zip(batches, dys, strict=True)):
         own_x, own_weights = leaves(one[0], one[2])
@@ -96,7 +97,8 @@ def told_by(function: Any) -> tuple[str, str]:
 def differing_job(name: str, values: list[Any]) -> tuple[str, str]:
     """Ranks construct with values that differ."""
     os.environ.update(HEAP)
-    module = layer(**{"ep_size": dist.get_world_size(), name: values[dist.get_rank()]})
+    sizes = {**SIZES, "max_local_num_tokens": 64, "ep_size": dist.get_world_size()}
+    module = MegaMoeExperts(**{**sizes, name: values[dist.get_rank()]})
     told = told_by(lambda: module(*batch(4)))
     module.close()
     return told
@@ -134,7 +136,7 @@ def stack_job(shared: bool) -> list[torch.Tensor]:
             x, ids, weights = batch(10 + 3 * rank + step, seed=100 * rank + 2 * step + microbatch)
             h = x
             for member in layers:
-                h = h + member(h, ids, weights)
+                h = h + 0.1 * member(h, ids, weights)
             losses.append(h.square().mean())
         for loss in reversed(losses):
             loss.backward()

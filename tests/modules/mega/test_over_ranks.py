@@ -25,6 +25,7 @@ def test_ranks_may_have_other_numbers_of_tokens_or_none(rank_pools, world, token
 
 
 def test_adamw_follows_one_process(rank_pools):
+    # The first step is the sign of the gradient, and the sign of a tiny one is rounding.
     for errors in rank_pools[2].run(jobs.gradients_job, 40, "skewed", torch.float32, "AdamW"):
         assert max(errors.values()) <= 1e-3, errors
 
@@ -77,6 +78,7 @@ def test_ranks_may_freeze_other_tensors(rank_pools):
 
 def test_layers_that_share_resources_train_like_separate_ones(rank_pools):
     shared, separate = (rank_pools[2].run(jobs.stack_job, value) for value in (True, False))
+    assert all(torch.isfinite(weight).all() for rank in shared for weight in rank)
     for ours, theirs in zip(shared, separate, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
