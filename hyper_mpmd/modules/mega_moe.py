@@ -19,6 +19,7 @@ from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.mega_errors import MegaMoeError, MegaMoeStateError, MegaMoeTypeError, MegaMoeValueError
 from hyper_mpmd.modules.mega_exchange import Record
 from hyper_mpmd.modules.mega_execution import Execution
+from hyper_mpmd.modules.mega_parallel import as_global, as_local
 from hyper_mpmd.modules.mega_route import DTYPES, Call, check_call
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS
 
@@ -184,6 +185,25 @@ class MegaMoeExperts(nn.Module):
         if error is None or self.config.ep_size == 1:
             self.close()
         # Else the peers may be anywhere: shared memory is given back when the process ends, which waits for nobody.
+
+    # ---- state: entries of a layer over ranks carry the global range of its experts --------------------------------
+
+    def global_view(self, tensor: torch.Tensor) -> Any:
+        """A tensor like one of the parameters (an optimizer's moment, say) as state_dict shows those: over ranks a
+        DTensor Shard(0) of all experts, so that distributed checkpoints load at another ep_size. Shares its memory."""
+        return as_global(tensor, self.config.ep_size, self._group)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in self._parameters:
+            if prefix + name in destination:
+                destination[prefix + name] = self.global_view(destination[prefix + name])
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for name in self._parameters:
+            if prefix + name in state_dict:
+                state_dict[prefix + name] = as_local(state_dict[prefix + name])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def extra_repr(self) -> str:
         config = self.config

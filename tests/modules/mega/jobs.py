@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from hyper_mpmd import MegaMoeExperts
 
-from .reference import EXPERTS, SIZES, all_weights, batch, fill_weights, layer, leaves, plain, rel
+from .reference import EXPERTS, HIDDEN, SIZES, all_weights, batch, fill_weights, layer, leaves, plain, rel
 
 HEAP = {"HYPER_PARALLEL_SHMEM_HEAP_SIZE": str(64 << 20), "HYPER_PARALLEL_SHMEM_TIMEOUT_SEC": "20"}
 
@@ -211,6 +211,72 @@ def many_steps_job(steps: int) -> tuple[int, int, int]:
     after = state()
     module.close()
     return after[0] - before[0], after[1] - before[1], after[2] - before[2]
+
+
+def ddp_job() -> float:
+    """A router and experts under DDP, EP over all ranks, mean losses: largest relative error of the weights after two
+    steps against one process on the whole batch."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from hyper_mpmd.modules.mega_parallel import expert_parameters
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+
+    class Model(torch.nn.Module):
+        def __init__(self, experts: MegaMoeExperts) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.router = torch.nn.Linear(HIDDEN, EXPERTS)
+            self.experts = experts
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weights, ids = self.router(x).softmax(-1).topk(2)
+            return self.experts(x, ids, weights)
+
+    model, whole = Model(ep_layer()), Model(layer())
+    experts = expert_parameters(model)
+    assert experts.names == ("experts.gate_up_weight", "experts.down_weight")
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, experts.names)
+    wrapped = DistributedDataParallel(model)
+    steps, all_steps = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, whole))
+    for step in range(2):
+        xs = [batch(16, seed=10 * step + r)[0].detach() for r in range(world)]
+        wrapped(xs[rank]).square().mean().backward()
+        experts.divide_gradients()
+        torch.stack([whole(x).square().mean() for x in xs]).mean().backward()
+        for one in (steps, all_steps):
+            one.step()
+            one.zero_grad()
+    own = slice(rank * experts.parameters[0].shape[0], (rank + 1) * experts.parameters[0].shape[0])
+    model.experts.close()
+    return max(
+        rel(model.router.weight, whole.router.weight),
+        rel(model.experts.gate_up_weight, whole.experts.gate_up_weight[own]),
+        rel(model.experts.down_weight, whole.experts.down_weight[own]),
+    )
+
+
+def save_job(path: str) -> None:
+    """A distributed checkpoint of the layer."""
+    import torch.distributed.checkpoint as dcp
+
+    module = ep_layer()
+    dcp.save({"model": module.state_dict()}, checkpoint_id=path)
+    module.close()
+
+
+def load_job(path: str) -> bool:
+    """Load it, at any number of ranks: whether this rank's weights are bit for bit its share."""
+    import torch.distributed.checkpoint as dcp
+
+    module = MegaMoeExperts(**SIZES, max_local_num_tokens=64, ep_size=dist.get_world_size())
+    state = {"model": module.state_dict()}
+    dcp.load(state, checkpoint_id=path)
+    module.load_state_dict(state["model"])
+    want = ep_layer()
+    same = all(torch.equal(a, b) for a, b in zip(module.parameters(), want.parameters(), strict=True))
+    keys = list(module.state_dict()) == ["gate_up_weight", "down_weight"]
+    return same and keys
 
 
 def example_job(dtype: torch.dtype) -> float:

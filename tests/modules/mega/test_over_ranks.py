@@ -103,6 +103,16 @@ def test_many_steps_leave_no_memory_descriptors_or_threads_behind(rank_pools):
         assert threads <= 0
 
 
+def test_under_ddp_the_weights_are_those_of_one_process_on_the_whole_batch(rank_pools):
+    assert max(rank_pools[2].run(jobs.ddp_job)) <= 1e-5
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_checkpoint_of_two_ranks_loads_at_any_number_bit_for_bit(rank_pools, world, tmp_path):
+    rank_pools[2].run(jobs.save_job, str(tmp_path))
+    assert all(rank_pools[world].run(jobs.load_job, str(tmp_path)))
+
+
 @pytest.mark.slow
 def test_a_thousand_steps_leave_no_memory_descriptors_or_threads_behind(rank_pools):
     for memory, descriptors, threads in rank_pools[2].run(jobs.many_steps_job, 1500, timeout=110.0):
