@@ -66,6 +66,8 @@ class Plans:
         plan: Plan = compile_graph(
             graph, {"batch": list(tokens), "routed": counts}, world=config.ep_size, rank=self._rank
         )
+        # Nobody else holds this graph, so the plan need not read its own from the JSON that it carries.
+        plan.__dict__["graph"] = graph
         self._plans[key] = plan
         if len(self._plans) > _KEPT:
             self._plans.popitem(last=False)
