@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from hyper_mpmd import MegaMoeExperts
 
@@ -213,31 +214,40 @@ def many_steps_job(steps: int) -> tuple[int, int, int]:
     return after[0] - before[0], after[1] - before[1], after[2] - before[2]
 
 
-def ddp_job() -> float:
-    """A router and experts under DDP, EP over all ranks, mean losses: largest relative error of the weights after two
-    steps against one process on the whole batch."""
+class Routed(torch.nn.Module):
+    """A router and experts."""
+
+    def __init__(self, experts: MegaMoeExperts) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.router = torch.nn.Linear(HIDDEN, EXPERTS)
+        self.experts = experts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, ids = self.router(x).softmax(-1).topk(2)
+        return self.experts(x, ids, weights)
+
+
+def data_parallel_job(kind: str) -> float:
+    """Largest relative error of the weights after two steps of mean losses, against one process on the whole batch.
+
+    kind: "ddp" or "fsdp" around experts over all ranks; "fsdp experts": over experts that every rank has.
+    """
+    from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
     from hyper_mpmd.modules.mega_parallel import expert_parameters
 
     rank, world = dist.get_rank(), dist.get_world_size()
-
-    class Model(torch.nn.Module):
-        def __init__(self, experts: MegaMoeExperts) -> None:
-            super().__init__()
-            torch.manual_seed(1)
-            self.router = torch.nn.Linear(HIDDEN, EXPERTS)
-            self.experts = experts
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weights, ids = self.router(x).softmax(-1).topk(2)
-            return self.experts(x, ids, weights)
-
-    model, whole = Model(ep_layer()), Model(layer())
+    model, whole = Routed(layer() if kind == "fsdp experts" else ep_layer()), Routed(layer())
     experts = expert_parameters(model)
-    assert experts.names == ("experts.gate_up_weight", "experts.down_weight")
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, experts.names)
-    wrapped = DistributedDataParallel(model)
+    wrapped: torch.nn.Module = model
+    if kind == "ddp":
+        assert experts.names == ("experts.gate_up_weight", "experts.down_weight")
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, experts.names)
+        wrapped = DistributedDataParallel(model)
+    else:
+        fully_shard(model, ignored_params=set(experts.parameters))
     steps, all_steps = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, whole))
     for step in range(2):
         xs = [batch(16, seed=10 * step + r)[0].detach() for r in range(world)]
@@ -247,13 +257,13 @@ def ddp_job() -> float:
         for one in (steps, all_steps):
             one.step()
             one.zero_grad()
-    own = slice(rank * experts.parameters[0].shape[0], (rank + 1) * experts.parameters[0].shape[0])
+    errors = []
+    for have, want in zip(model.parameters(), whole.parameters(), strict=True):
+        full = have.full_tensor() if isinstance(have, DTensor) else have
+        own = len(full) if len(full) < len(want) else 0
+        errors.append(rel(full, want[rank * own : (rank + 1) * own] if own else want))
     model.experts.close()
-    return max(
-        rel(model.router.weight, whole.router.weight),
-        rel(model.experts.gate_up_weight, whole.experts.gate_up_weight[own]),
-        rel(model.experts.down_weight, whole.experts.down_weight[own]),
-    )
+    return max(errors)
 
 
 def save_job(path: str) -> None:

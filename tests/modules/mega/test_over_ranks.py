@@ -103,8 +103,9 @@ def test_many_steps_leave_no_memory_descriptors_or_threads_behind(rank_pools):
         assert threads <= 0
 
 
-def test_under_ddp_the_weights_are_those_of_one_process_on_the_whole_batch(rank_pools):
-    assert max(rank_pools[2].run(jobs.ddp_job)) <= 1e-5
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp experts"])
+def test_data_parallel_weights_are_those_of_one_process_on_the_whole_batch(rank_pools, kind):
+    assert max(rank_pools[2].run(jobs.data_parallel_job, kind)) <= 1e-5
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
