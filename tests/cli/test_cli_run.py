@@ -45,6 +45,14 @@ def test_bfloat16_under_every_routing(call, small, routing):
     assert result.exit_code == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_backward_graph_runs_by_name(call, small, ep):
+    record = json.loads(call("run", "moe-ffn-backward", *small, "--ep", ep, "--repeat", 1, "--json").stdout)
+    assert record["graph"] == "moe-ffn-backward"
+    assert record["max_rel_error"] <= 1e-5
+    assert record["bit_identical"] is True
+
+
 def test_counts_from_a_file_decide_the_tokens(call, tmp_path):
     file = tmp_path / "counts.json"
     file.write_text("[10, 0, 7, 3]")
