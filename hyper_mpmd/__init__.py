@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _HOMES: dict[str, str] = {
     "TaskGraph": "hyper_mpmd.tasks",
     "compile": "hyper_mpmd.scheduler.compile",
+    "MegaMoeExperts": "hyper_mpmd.modules.mega_moe",
     "Plan": "hyper_mpmd.scheduler.plan",
     "World": "hyper_mpmd.scheduler.world",
     "Device": "hyper_mpmd.scheduler.device",

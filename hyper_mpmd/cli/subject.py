@@ -17,7 +17,7 @@ from hyper_mpmd.scheduler.compile import compile as compile_graph
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.tasks import TaskGraph
 
-BUILT_IN = ("moe-ffn",)
+BUILT_IN = ("moe-ffn", "moe-ffn-backward")
 _DEFAULTS = {"tokens": 1024, "hidden": 1024, "intermediate": 512, "experts": 8, "top_k": 2}
 _DEFAULT_ROUTING = "zipf:1.2"
 
@@ -57,7 +57,7 @@ def make_subject(
 ) -> Subject:
     """name: a built-in graph or FILE.py:FUNCTION. None stands for an option that was not given."""
     if name in BUILT_IN:
-        return _moe_ffn(sizes, ranks or 1, routing or _DEFAULT_ROUTING, dtype or "float32", seed)
+        return _moe(name, sizes, ranks or 1, routing or _DEFAULT_ROUTING, dtype or "float32", seed)
     file, colon, function = name.rpartition(":")
     if not colon or not file.endswith(".py") or not function:
         raise UsageError(f"no graph is called {name!r}; it must be {', '.join(BUILT_IN)} or FILE.py:FUNCTION")
@@ -67,22 +67,25 @@ def make_subject(
     return _from_file(Path(file), function, ranks, routing, seed)
 
 
-def _moe_ffn(sizes: dict[str, int | None], ranks: int, pattern: str, dtype: str, seed: int) -> Subject:
+def _moe(name: str, sizes: dict[str, int | None], ranks: int, pattern: str, dtype: str, seed: int) -> Subject:
     from hyper_mpmd.modules.moe_ffn import moe_ffn
+    from hyper_mpmd.modules.moe_ffn_backward import moe_ffn_backward
     from hyper_mpmd.modules.routing import is_pattern, make_routing
 
     n = {key: _DEFAULTS[key] if value is None else value for key, value in sizes.items()}
-    graph = moe_ffn(n["hidden"], n["intermediate"], n["experts"], n["top_k"], ranks=ranks, dtype=dtype)  # type: ignore[arg-type]
+    build = moe_ffn_backward if name == "moe-ffn-backward" else moe_ffn
+    graph = build(n["hidden"], n["intermediate"], n["experts"], n["top_k"], ranks=ranks, dtype=dtype)  # type: ignore[arg-type]
     tokens = n["tokens"] if is_pattern(pattern) else sizes["tokens"]
     routing = make_routing(pattern, tokens=tokens, experts=n["experts"], top_k=n["top_k"], ranks=ranks, seed=seed)
 
     def inputs(plans: list[Plan]) -> list[dict[str, Any]]:
-        from hyper_mpmd.modules.moe_inputs import make_inputs
+        from hyper_mpmd.modules.moe_inputs import make_backward_inputs, make_inputs
 
-        return make_inputs(routing, n["hidden"], n["intermediate"], dtype=dtype, seed=seed)
+        make = make_backward_inputs if name == "moe-ffn-backward" else make_inputs
+        return make(routing, n["hidden"], n["intermediate"], dtype=dtype, seed=seed)
 
     n["tokens"] = max(routing.tokens)
-    settings = {"graph": "moe-ffn", **n, "ep": ranks, "routing": pattern, "dtype": dtype, "seed": seed}
+    settings = {"graph": name, **n, "ep": ranks, "routing": pattern, "dtype": dtype, "seed": seed}
     return Subject(graph, routing.loads(), inputs, settings)
 
 

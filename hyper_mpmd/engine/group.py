@@ -80,6 +80,10 @@ class GroupEngine:
         """End what the group is about to launch: the other ranks raise GroupAborted with this error's text."""
         self._heap.abort(f"{type(error).__name__}: {error}")
 
+    def name(self, peer: int) -> str:
+        """How messages name a rank of the group."""
+        return self._heap.name(peer)
+
     def close(self) -> None:
         """Give the buffers and the heap's reference back: with all ranks, but local after a death. Idempotent."""
         if self._closed:

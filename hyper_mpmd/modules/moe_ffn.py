@@ -8,7 +8,14 @@ from hyper_mpmd.tasks import DType, TaskGraph
 
 
 def moe_ffn(
-    hidden: int, intermediate: int, experts: int, top_k: int, *, ranks: int = 1, dtype: DType = "float32"
+    hidden: int,
+    intermediate: int,
+    experts: int,
+    top_k: int,
+    *,
+    ranks: int = 1,
+    dtype: DType = "float32",
+    keep: bool = False,
 ) -> TaskGraph:
     """permute, [dispatch], up, act, down, [combine], unpermute; dispatch and combine on more than one rank.
 
@@ -16,18 +23,12 @@ def moe_ffn(
     and "routed" (their T * K copies, E groups). Inputs of each rank: x [batch, H]; gather [routed] int32, the token of
     each routed row; back [batch, K] int32, the routed rows of each token; weights [batch, K] float32;
     w1 [E / ranks, H, 2I], gate half first; w2 [E / ranks, I, H]. Output: y [batch, H]. dtype: of x, w1, w2 and y.
+    keep: also output what `moe_ffn_backward` takes: received, the rows that reached this rank's experts, [rows, H], and
+    gate_up, their first product, [rows, 2I].
 
     Errors: ShapeError for a size below 1 or more choices than experts, WorldSizeError where ranks do not divide E.
     """
-    sizes = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ShapeError(f"moe-ffn: {name} is {size!r}; it must be an int of at least 1")
-    if top_k > experts:
-        raise ShapeError(f"moe-ffn: top_k is {top_k}, but a token can pick each of {experts} experts only once")
-    if experts % ranks:
-        raise WorldSizeError(f"moe-ffn: {experts} experts cannot be shared out evenly over {ranks} ranks")
-
+    check_sizes("moe-ffn", hidden, intermediate, experts, top_k, ranks)
     g = TaskGraph("moe-ffn", ranks=ranks)
     batch = g.rows("batch")
     routed = g.rows("routed", groups=experts)
@@ -41,10 +42,26 @@ def moe_ffn(
     rows = g.vector("permute", ops.Permute(), x, gather)
     if ranks > 1:
         rows = g.comm("dispatch", ops.Dispatch(), rows)
-    rows = g.cube("up", ops.GroupedMatmul(), rows, w1)
+    received = rows
+    gate_up = rows = g.cube("up", ops.GroupedMatmul(), rows, w1)
     rows = g.vector("act", ops.SwiGLU(), rows)
     rows = g.cube("down", ops.GroupedMatmul(), rows, w2)
     if ranks > 1:
         rows = g.comm("combine", ops.Combine(), rows)
     g.output("y", g.vector("unpermute", ops.Unpermute(), rows, back, weights))
+    if keep:
+        g.output("received", received)
+        g.output("gate_up", gate_up)
     return g
+
+
+def check_sizes(graph: str, hidden: int, intermediate: int, experts: int, top_k: int, ranks: int) -> None:
+    """Refuse sizes that no layer can have; errors as `moe_ffn`."""
+    sizes = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ShapeError(f"{graph}: {name} is {size!r}; it must be an int of at least 1")
+    if top_k > experts:
+        raise ShapeError(f"{graph}: top_k is {top_k}, but a token can pick each of {experts} experts only once")
+    if experts % ranks:
+        raise WorldSizeError(f"{graph}: {experts} experts cannot be shared out evenly over {ranks} ranks")

@@ -20,7 +20,20 @@ WORDS_PER_LINE = 16
 
 AIC, AIV, BOTH = 0, 1, 2
 CORE_KINDS = ("AIC", "AIV", "AIC+AIV")
-KERNELS = {"nop": 0, "python": 1, "copy": 2, "permute": 3, "gemm": 4, "swiglu": 5, "unpermute": 6}
+KERNELS = {
+    "nop": 0,
+    "python": 1,
+    "copy": 2,
+    "permute": 3,
+    "gemm": 4,
+    "swiglu": 5,
+    "unpermute": 6,
+    "gemm_wt": 7,
+    "gemm_xt": 8,
+    "weighted_swiglu": 9,
+    "swiglu_grad": 10,
+    "gather_sum": 11,
+}
 ROLES = {"input": 0, "output": 1, "workspace": 2, "symmetric": 3}
 DTYPES = {"float32": 0, "bfloat16": 1, "int32": 2, "int64": 3}
 ROUTES = {None: 0, "scatter": 1, "return": 2, "all": 3, "shift": 4}

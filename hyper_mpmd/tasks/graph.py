@@ -26,7 +26,7 @@ from hyper_mpmd.errors import (
 from hyper_mpmd.tasks.check import check_dimensions
 from hyper_mpmd.tasks.op import CoreKind, Op, TensorType
 from hyper_mpmd.tasks.rule import Access
-from hyper_mpmd.tasks.tensor import ITEM_BYTES, DType, Route, RowSpace, Tensor
+from hyper_mpmd.tasks.tensor import ITEM_BYTES, DType, Route, RouteKind, RowSpace, Tensor
 
 
 class Node(BaseModel):
@@ -73,6 +73,13 @@ class TaskGraph:
             raise LoadsError(f"row space {name!r}: groups is {groups!r}; it must be an int of at least 1")
         return self._add_space(RowSpace(name=name, groups=groups))
 
+    def routed_rows(self, rows: RowSpace, kind: RouteKind, shift: int = 0) -> RowSpace:
+        """The row space that rows of `rows` reach by a route (see `Route`), so that an input can live in it: what an
+        earlier graph received. The same one as communication along that route makes."""
+        if self._spaces.get(rows.name) is not rows:
+            raise RowSpaceError(f"row space {rows.name!r} belongs to another graph")
+        return self._routed_space(f"routed_rows({rows.name!r}, {kind!r})", kind, shift, rows)
+
     def input(self, name: str, shape: Sequence[RowSpace | int], dtype: DType = "float32") -> Tensor:
         """Declare a tensor that `run` is given: 1 to 3 dimensions, the first may be a row space."""
         self._check_free(name)
@@ -111,7 +118,8 @@ class TaskGraph:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self._tensors)
+        """By name: the inputs, then what the tasks make; the order in which they are numbered in plans and files."""
+        return {name: self._tensors[name] for name in (*self._inputs, *self._made())}
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -153,6 +161,9 @@ class TaskGraph:
     __hash__ = None  # type: ignore[assignment]  # graphs are mutable
 
     # ---- inside --------------------------------------------------------------------------------------------------
+
+    def _made(self) -> list[str]:
+        return [name for node in self._nodes.values() for name in node.outputs]
 
     def _add(self, name: str, core: CoreKind, op: Op, inputs: Sequence[Tensor]) -> Any:
         self._check_free(name)

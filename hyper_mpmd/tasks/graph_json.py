@@ -46,7 +46,7 @@ def dump(graph: TaskGraph) -> dict[str, Any]:
         format=FORMAT,
         name=graph.name,
         ranks=graph.ranks,
-        spaces=list(graph.free_spaces),
+        spaces=list(graph.spaces.values()),
         inputs=[graph.tensors[name] for name in graph.inputs],
         tasks=[
             NodeRecord(
@@ -72,7 +72,9 @@ def load(text: str | bytes) -> TaskGraph:
     except ValidationError as error:
         raise GraphFormatError(f"not a graph file: {_first(error)}") from None
     graph = TaskGraph(record.name, ranks=record.ranks)
-    spaces = {space.name: graph.rows(space.name, groups=space.groups) for space in record.spaces}
+    spaces: dict[str, RowSpace] = {}
+    for space in record.spaces:
+        spaces[space.name] = _space(graph, space, spaces)
     tensors: dict[str, Tensor] = {}
     for tensor in record.inputs:
         shape = [spaces.get(dim, dim) if isinstance(dim, str) else dim for dim in tensor.shape]
@@ -96,6 +98,18 @@ def load(text: str | bytes) -> TaskGraph:
             raise UnknownTensorError(f"output {name!r}: tensor {source!r} does not exist")
         graph.output(name, tensors[source])
     return graph
+
+
+def _space(graph: TaskGraph, space: RowSpace, known: dict[str, RowSpace]) -> RowSpace:
+    """Declare a row space as the file does; what a route makes must be what the file says it is."""
+    if space.route is None:
+        return graph.rows(space.name, groups=space.groups)
+    if space.route.parent not in known:
+        raise GraphFormatError(f"row space {space.name!r} follows from {space.route.parent!r}, which is not before it")
+    made = graph.routed_rows(known[space.route.parent], space.route.kind, space.route.shift)
+    if made != space:
+        raise GraphFormatError(f"row space {space.name!r}: its route makes {made!r}, the file says {space!r}")
+    return made
 
 
 def _in_order(nodes: list[NodeRecord], known: set[str]) -> list[NodeRecord]:

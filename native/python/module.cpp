@@ -7,6 +7,8 @@
 namespace nb = nanobind;
 
 NB_MODULE(_native, m) {
+  // Plans that a user still holds when the interpreter ends are no leak worth telling.
+  nanobind::set_leak_warnings(false);
   m.def("version", &hyper_mpmd::version);
   hyper_mpmd::bind_engine(m);
   hyper_mpmd::bind_kernels(m);

@@ -106,6 +106,11 @@ nb::dict constants() {
   kernels["gemm"] = static_cast<uint32_t>(Kernel::kGemm);
   kernels["swiglu"] = static_cast<uint32_t>(Kernel::kSwiGLU);
   kernels["unpermute"] = static_cast<uint32_t>(Kernel::kUnpermute);
+  kernels["gemm_wt"] = static_cast<uint32_t>(Kernel::kGemmWT);
+  kernels["gemm_xt"] = static_cast<uint32_t>(Kernel::kGemmXT);
+  kernels["weighted_swiglu"] = static_cast<uint32_t>(Kernel::kWeightedSwiGLU);
+  kernels["swiglu_grad"] = static_cast<uint32_t>(Kernel::kSwiGLUGrad);
+  kernels["gather_sum"] = static_cast<uint32_t>(Kernel::kGatherSum);
   found["KERNELS"] = kernels;
   nb::dict roles;
   roles["input"] = static_cast<uint32_t>(Role::kInput);

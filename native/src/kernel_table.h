@@ -22,6 +22,22 @@ struct GemmArgs {
   float* scratch;  // 64-byte aligned
 };
 
+struct SwiGLUGradArgs {
+  int64_t rows, cols;
+  const void* gate;
+  int64_t ldg;
+  const void* up;
+  int64_t ldu;
+  const void* grad;
+  int64_t ldd;
+  const float* weights;
+  void* d_gate;
+  int64_t lddg;
+  void* d_up;
+  int64_t lddu;
+  float* dots;
+};
+
 struct KernelTable {
   size_t (*gemm_scratch_bytes)(bool bf16, int64_t m, int64_t n, int64_t k);
   void (*gemm_float32)(const GemmArgs& args);
@@ -30,6 +46,12 @@ struct KernelTable {
                          float* out, int64_t ldo);
   void (*swiglu_bfloat16)(int64_t rows, int64_t cols, const uint16_t* gate, int64_t ldg, const uint16_t* up,
                           int64_t ldu, uint16_t* out, int64_t ldo);
+  void (*weighted_swiglu_float32)(int64_t rows, int64_t cols, const float* gate, int64_t ldg, const float* up,
+                                  int64_t ldu, const float* weights, float* out, int64_t ldo);
+  void (*weighted_swiglu_bfloat16)(int64_t rows, int64_t cols, const uint16_t* gate, int64_t ldg, const uint16_t* up,
+                                   int64_t ldu, const float* weights, uint16_t* out, int64_t ldo);
+  void (*swiglu_grad_float32)(const SwiGLUGradArgs& args);
+  void (*swiglu_grad_bfloat16)(const SwiGLUGradArgs& args);
   void (*unpermute_float32)(int64_t tokens, int64_t k, int64_t cols, const float* y, int64_t ldy, const int32_t* index,
                             const float* weights, float* out, int64_t ldo);
   void (*unpermute_bfloat16)(int64_t tokens, int64_t k, int64_t cols, const uint16_t* y, int64_t ldy,

@@ -162,6 +162,26 @@ void swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t l
   }
 }
 
+void weighted_swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up,
+                     int64_t ldu, const float* weights, void* out, int64_t ldo) {
+  if (dtype == DType::kBFloat16) {
+    table().weighted_swiglu_bfloat16(rows, cols, bf16(gate), ldg, bf16(up), ldu, weights, bf16(out), ldo);
+  } else {
+    table().weighted_swiglu_float32(rows, cols, fp32(gate), ldg, fp32(up), ldu, weights, fp32(out), ldo);
+  }
+}
+
+void swiglu_grad(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
+                 const void* grad, int64_t ldd, const float* weights, void* d_gate, int64_t lddg, void* d_up,
+                 int64_t lddu, float* dots) {
+  const SwiGLUGradArgs args{rows, cols, gate, ldg, up, ldu, grad, ldd, weights, d_gate, lddg, d_up, lddu, dots};
+  if (dtype == DType::kBFloat16) {
+    table().swiglu_grad_bfloat16(args);
+  } else {
+    table().swiglu_grad_float32(args);
+  }
+}
+
 void copy_rows(DType dtype, int64_t rows, int64_t cols, const void* x, int64_t ldx, void* out, int64_t ldo) {
   if (rows <= 0 || cols <= 0) return;
   const int64_t element = size_of(dtype);

@@ -18,8 +18,18 @@ namespace hyper_mpmd::kernels::HYPER_MPMD_ISA {
 
 extern const KernelTable kTable;
 const KernelTable kTable = {
-    gemm_scratch_bytes,       gemm<float>,      gemm<uint16_t>,      swiglu<float>,
-    swiglu<uint16_t>,         unpermute<float>, unpermute<uint16_t>, convert<uint16_t, float>,
+    gemm_scratch_bytes,
+    gemm<float>,
+    gemm<uint16_t>,
+    swiglu<float>,
+    swiglu<uint16_t>,
+    weighted_swiglu<float>,
+    weighted_swiglu<uint16_t>,
+    swiglu_grad<float>,
+    swiglu_grad<uint16_t>,
+    unpermute<float>,
+    unpermute<uint16_t>,
+    convert<uint16_t, float>,
     convert<float, uint16_t>,
 };
 

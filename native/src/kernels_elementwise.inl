@@ -22,11 +22,69 @@ void swiglu(int64_t rows, int64_t cols, const T* gate, int64_t ldg, const T* up,
 }
 
 template <typename T>
+void weighted_swiglu(int64_t rows, int64_t cols, const T* gate, int64_t ldg, const T* up, int64_t ldu,
+                     const float* weights, T* out, int64_t ldo) {
+  for (int64_t row = 0; row < rows; ++row, gate += ldg, up += ldu, out += ldo) {
+    const F weight = broadcast(weights[row]);
+    int64_t col = 0;
+    for (; col + kLanes <= cols; col += kLanes) {
+      store(out + col, weight * (silu(load(gate + col)) * load(up + col)));
+    }
+    if (int64_t rest = cols - col; rest > 0) {
+      store_some(out + col, weight * (silu(load_some(gate + col, rest)) * load_some(up + col, rest)), rest);
+    }
+  }
+}
+
+struct Gradients {
+  F gate, up, product;
+};
+
+inline Gradients swiglu_grad_at(F gate, F up, F grad, F weight) {
+  const Exponential e = exp_nonpositive((F)((U)gate | 0x80000000u));
+  const F t = e.mantissa * e.first * e.second, whole = zero() + 1.0f;
+  const F sigmoid = (gate >= 0.0f ? whole : t) / (t + 1.0f), rest = (gate >= 0.0f ? t : whole) / (t + 1.0f);
+  const F act = silu(gate), weighted = weight * grad;
+  return {weighted * up * fma(act, rest, sigmoid), weighted * act, act * up * grad};
+}
+
+template <typename T>
+void swiglu_grad(const SwiGLUGradArgs& a) {
+  const T *gate = static_cast<const T*>(a.gate), *up = static_cast<const T*>(a.up),
+          *grad = static_cast<const T*>(a.grad);
+  T *d_gate = static_cast<T*>(a.d_gate), *d_up = static_cast<T*>(a.d_up);
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const F weight = broadcast(a.weights[row]);
+    F sum = zero();
+    int64_t col = 0;
+    for (; col + kLanes <= a.cols; col += kLanes) {
+      const Gradients d = swiglu_grad_at(load(gate + col), load(up + col), load(grad + col), weight);
+      store(d_gate + col, d.gate);
+      store(d_up + col, d.up);
+      sum += d.product;
+    }
+    // What load_some leaves out it fills with zeros, whose product is zero.
+    if (int64_t rest = a.cols - col; rest > 0) {
+      const Gradients d =
+          swiglu_grad_at(load_some(gate + col, rest), load_some(up + col, rest), load_some(grad + col, rest), weight);
+      store_some(d_gate + col, d.gate, rest);
+      store_some(d_up + col, d.up, rest);
+      sum += d.product;
+    }
+    float total = 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane) total += sum[lane];
+    a.dots[row] = total;
+    gate += a.ldg, up += a.ldu, grad += a.ldd, d_gate += a.lddg, d_up += a.lddu;
+  }
+}
+
+template <typename T>
 void unpermute(int64_t tokens, int64_t k, int64_t cols, const T* y, int64_t ldy, const int32_t* index,
                const float* weights, T* out, int64_t ldo) {
   constexpr int kWide = 4;  // vectors in flight: independent sums hide the latency of each addition
   constexpr int kLine = 64 / sizeof(T);
-  for (int64_t token = 0; token < tokens; ++token, index += k, weights += k, out += ldo) {
+  for (int64_t token = 0; token < tokens; ++token, index += k, out += ldo) {
+    const float* mine = weights ? weights + token * k : nullptr;
     // Rows lie anywhere, so the hardware cannot guess the next token's: they are fetched while this one's are added.
     const int32_t* next = token + 1 < tokens ? index + k : index;
     int64_t col = 0;
@@ -36,7 +94,7 @@ void unpermute(int64_t tokens, int64_t k, int64_t cols, const T* y, int64_t ldy,
         const T* from = y + index[j] * ldy + col;
         const T* ahead = y + next[j] * ldy + col;
         for (int c = 0; c < kWide * kLanes; c += kLine) __builtin_prefetch(ahead + c);
-        F weight = broadcast(weights[j]);
+        F weight = broadcast(mine ? mine[j] : 1.0f);
         for (int v = 0; v < kWide; ++v) sum[v] = fma(weight, load(from + v * kLanes), sum[v]);
       }
       for (int v = 0; v < kWide; ++v) store(out + col + v * kLanes, sum[v]);
@@ -46,7 +104,7 @@ void unpermute(int64_t tokens, int64_t k, int64_t cols, const T* y, int64_t ldy,
       F sum = zero();
       for (int64_t j = 0; j < k; ++j) {
         const T* from = y + index[j] * ldy + col;
-        sum = fma(broadcast(weights[j]), rest < kLanes ? load_some(from, rest) : load(from), sum);
+        sum = fma(broadcast(mine ? mine[j] : 1.0f), rest < kLanes ? load_some(from, rest) : load(from), sum);
       }
       if (rest < kLanes) {
         store_some(out + col, sum, rest);

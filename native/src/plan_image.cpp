@@ -36,7 +36,8 @@ bool inside(uint64_t begin, uint64_t count, uint64_t size) { return begin <= siz
 struct Shape {
   uint32_t reads, writes;
 };
-constexpr Shape kShapes[kKernelCount] = {{kNone, kNone}, {kNone, kNone}, {1, 1}, {2, 1}, {2, 1}, {2, 1}, {3, 1}};
+constexpr Shape kShapes[kKernelCount] = {{kNone, kNone}, {kNone, kNone}, {1, 1}, {2, 1}, {2, 1}, {2, 1},
+                                         {3, 1},         {2, 1},         {2, 1}, {3, 1}, {4, 3}, {2, 1}};
 
 std::string tensor_fault(const PlanImage& image) {
   for (size_t i = 0; i < image.tensors.size(); ++i) {
@@ -105,6 +106,11 @@ std::string box_fault(const PlanImage& image, size_t number) {
   const AccessRecord* box = image.accesses.data() + task.access_begin;
   auto dtype = [&](int i) { return image.tensors[box[i].tensor].dtype; };
   const auto float_like = [](uint32_t d) { return d <= 1; };
+  const auto same_size = [&](int i, int j) { return box[i].rows == box[j].rows && box[i].cols == box[j].cols; };
+  // One float32 for each row of box j, side by side in memory.
+  const auto scalar_a_row = [&](int i, int j) {
+    return box[i].rows == box[j].rows && box[i].cols == 1 && image.tensors[box[i].tensor].cols == 1 && dtype(i) == 0;
+  };
   bool good = true;
   switch (static_cast<Kernel>(op.kernel)) {
     case Kernel::kCopy:
@@ -118,9 +124,29 @@ std::string box_fault(const PlanImage& image, size_t number) {
       good = box[0].rows == box[2].rows && box[0].cols == box[1].rows && box[1].cols == box[2].cols &&
              dtype(0) == dtype(1) && dtype(0) == dtype(2) && float_like(dtype(0));
       break;
+    case Kernel::kGemmWT:
+      good = box[0].rows == box[2].rows && box[0].cols == box[1].cols && box[1].rows == box[2].cols &&
+             dtype(0) == dtype(1) && dtype(0) == dtype(2) && float_like(dtype(0));
+      break;
+    case Kernel::kGemmXT:
+      good = box[0].cols == box[2].rows && box[0].rows == box[1].rows && box[1].cols == box[2].cols &&
+             dtype(0) == dtype(1) && dtype(0) == dtype(2) && float_like(dtype(0));
+      break;
     case Kernel::kSwiGLU:
       good = box[0].rows == box[2].rows && box[1].rows == box[2].rows && box[0].cols == box[2].cols &&
              box[1].cols == box[2].cols && dtype(0) == dtype(2) && dtype(1) == dtype(2) && float_like(dtype(0));
+      break;
+    case Kernel::kWeightedSwiGLU:
+      good = same_size(0, 3) && same_size(1, 3) && scalar_a_row(2, 3) && dtype(0) == dtype(3) && dtype(1) == dtype(3) &&
+             float_like(dtype(3));
+      break;
+    case Kernel::kSwiGLUGrad:
+      good = scalar_a_row(3, 2) && scalar_a_row(6, 2) && float_like(dtype(2));
+      for (const int i : {0, 1, 4, 5}) good = good && same_size(i, 2) && dtype(i) == dtype(2);
+      break;
+    case Kernel::kGatherSum:
+      good = box[1].rows == box[2].rows && box[0].cols == box[2].cols && dtype(0) == dtype(2) && float_like(dtype(0)) &&
+             dtype(1) == 2 && box[1].cols == image.tensors[box[1].tensor].cols;
       break;
     case Kernel::kUnpermute:
       good = box[1].rows == box[3].rows && box[2].rows == box[3].rows && box[1].cols == box[2].cols &&

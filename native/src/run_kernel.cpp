@@ -58,9 +58,40 @@ std::string run_kernel(const PlanImage& image, const TensorTable& tensors, const
       kernels::gemm(x.dtype, y.rows, y.cols, x.cols, x.data, x.ld, w.data, w.ld, y.data, y.ld, scratch);
       break;
     }
+    case Kernel::kGemmWT: {
+      const View x = box(0), w = box(1), y = box(2);
+      kernels::gemm(x.dtype, y.rows, y.cols, x.cols, x.data, x.ld, w.data, w.ld, y.data, y.ld, scratch, false, true);
+      break;
+    }
+    case Kernel::kGemmXT: {
+      const View x = box(0), w = box(1), y = box(2);
+      kernels::gemm(x.dtype, y.rows, y.cols, x.rows, x.data, x.ld, w.data, w.ld, y.data, y.ld, scratch, true, false);
+      break;
+    }
     case Kernel::kSwiGLU: {
       const View gate = box(0), up = box(1), y = box(2);
       kernels::swiglu(y.dtype, y.rows, y.cols, gate.data, gate.ld, up.data, up.ld, y.data, y.ld);
+      break;
+    }
+    case Kernel::kWeightedSwiGLU: {
+      const View gate = box(0), up = box(1), weights = box(2), y = box(3);
+      kernels::weighted_swiglu(y.dtype, y.rows, y.cols, gate.data, gate.ld, up.data, up.ld,
+                               reinterpret_cast<const float*>(weights.data), y.data, y.ld);
+      break;
+    }
+    case Kernel::kSwiGLUGrad: {
+      const View gate = box(0), up = box(1), grad = box(2), weights = box(3);
+      const View d_gate = box(4), d_up = box(5), dots = box(6);
+      kernels::swiglu_grad(grad.dtype, grad.rows, grad.cols, gate.data, gate.ld, up.data, up.ld, grad.data, grad.ld,
+                           reinterpret_cast<const float*>(weights.data), d_gate.data, d_gate.ld, d_up.data, d_up.ld,
+                           reinterpret_cast<float*>(dots.data));
+      break;
+    }
+    case Kernel::kGatherSum: {
+      const View x = box(0), index = box(1), y = box(2);
+      const int64_t bad = kernels::unpermute(x.dtype, y.rows, index.cols, y.cols, x.data, x.ld, x.rows,
+                                             reinterpret_cast<const int32_t*>(index.data), nullptr, y.data, y.ld);
+      if (bad != kernels::kIndexesGood) return bad_index(index, bad, x.rows);
       break;
     }
     case Kernel::kUnpermute: {
@@ -78,10 +109,12 @@ std::string run_kernel(const PlanImage& image, const TensorTable& tensors, const
 size_t scratch_bytes(const PlanImage& image) {
   size_t most = 0;
   for (const TaskRecord& task : image.tasks) {
-    if (image.ops[task.op].kernel != static_cast<uint32_t>(Kernel::kGemm)) continue;
+    const auto kernel = static_cast<Kernel>(image.ops[task.op].kernel);
+    if (kernel != Kernel::kGemm && kernel != Kernel::kGemmWT && kernel != Kernel::kGemmXT) continue;
     const AccessRecord* box = image.accesses.data() + task.access_begin;
     const auto dtype = static_cast<DType>(image.tensors[box[2].tensor].dtype);
-    most = std::max(most, kernels::gemm_scratch_bytes(dtype, box[2].rows, box[2].cols, box[0].cols));
+    most = std::max(most, kernels::gemm_scratch_bytes(dtype, box[2].rows, box[2].cols,
+                                                      kernel == Kernel::kGemmXT ? box[0].rows : box[0].cols));
   }
   return most;
 }

@@ -110,12 +110,30 @@ void elementwise_of_every_width() {
     swiglu(kDType<T>, 3, cols, gate.data(), gate.ld(), up.data(), up.ld(), out.data(), out.ld());
     for (int64_t c = 0; c < cols; ++c) CHECK(std::abs(widened(out.at(2, c)) - 5.2847825f) < 0.02f);
 
+    // With g = 2, u = 3, weight 0.5 and gradient 1: silu(2) = 1.7615942, its slope 1.0907843.
+    const float halves[3] = {0.5f, 0.5f, 0.5f};
+    float dots[3];
+    Matrix<T> ones(3, cols, cols, small<T>(1)), d_gate(3, cols, cols), d_up(3, cols, cols + 3);
+    weighted_swiglu(kDType<T>, 3, cols, gate.data(), gate.ld(), up.data(), up.ld(), halves, out.data(), out.ld());
+    swiglu_grad(kDType<T>, 3, cols, gate.data(), gate.ld(), up.data(), up.ld(), ones.data(), ones.ld(), halves,
+                d_gate.data(), d_gate.ld(), d_up.data(), d_up.ld(), dots);
+    for (int64_t c = 0; c < cols; ++c) {
+      CHECK(std::abs(widened(out.at(2, c)) - 2.6423913f) < 0.01f);
+      CHECK(std::abs(widened(d_gate.at(2, c)) - 1.6361765f) < 0.01f);
+      CHECK(std::abs(widened(d_up.at(2, c)) - 0.8807971f) < 0.005f);
+    }
+    CHECK(std::abs(dots[2] - 5.2847825f * static_cast<float>(cols)) < 1e-3f);
+
     const int32_t index[4] = {2, 0, 1, 1};
     const float weights[4] = {0.5f, 2.0f, 1.0f, -1.0f};
     Matrix<T> sums(2, cols, cols);
     CHECK_EQ(unpermute(kDType<T>, 2, 2, cols, up.data(), up.ld(), 3, index, weights, sums.data(), sums.ld()),
              kIndexesGood);
     for (int64_t c = 0; c < cols; ++c) CHECK(widened(sums.at(0, c)) == 7.5f && widened(sums.at(1, c)) == 0.0f);
+
+    CHECK_EQ(unpermute(kDType<T>, 2, 2, cols, up.data(), up.ld(), 3, index, nullptr, sums.data(), sums.ld()),
+             kIndexesGood);
+    for (int64_t c = 0; c < cols; ++c) CHECK(widened(sums.at(0, c)) == 6.0f && widened(sums.at(1, c)) == 6.0f);
 
     Matrix<float> wide(3, cols, cols);
     Matrix<uint16_t> narrow(3, cols, cols);

@@ -45,6 +45,14 @@ def test_bfloat16_under_every_routing(call, small, routing):
     assert result.exit_code == 0, result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("ep", [1, 2])
+def test_the_backward_graph_runs_by_name(call, small, ep):
+    record = json.loads(call("run", "moe-ffn-backward", *small, "--ep", ep, "--repeat", 1, "--json").stdout)
+    assert record["graph"] == "moe-ffn-backward"
+    assert record["max_rel_error"] <= 1e-5
+    assert record["bit_identical"] is True
+
+
 def test_counts_from_a_file_decide_the_tokens(call, tmp_path):
     file = tmp_path / "counts.json"
     file.write_text("[10, 0, 7, 3]")
@@ -70,7 +78,7 @@ def test_a_graph_from_a_file_runs_on_inputs_at_random(call, graph_file, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["nothing"], 2, "moe-ffn or FILE.py:FUNCTION"),
+        (["nothing"], 2, "moe-ffn-backward or FILE.py:FUNCTION"),
         (["moe-ffn", "--tokens", "0"], 2, "--tokens"),
         (["moe-ffn", "--policy", "O7"], 2, "O7"),
         (["moe-ffn", "--no-such-option"], 2, "--no-such-option"),

@@ -39,6 +39,18 @@ void gemm_by(GemmWay way, DType dtype, int64_t m, int64_t n, int64_t k, const vo
 void swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
             void* out, int64_t ldo);
 
+// out[r, c] = weights[r] * silu(gate[r, c]) * up[r, c].
+void weighted_swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up,
+                     int64_t ldu, const float* weights, void* out, int64_t ldo);
+
+// The gradient of weights[r] * silu(gate) * up, given grad, that of the result divided by weights[r]:
+//   d_gate[r, c] = weights[r] * grad[r, c] * up[r, c] * silu'(gate[r, c]), silu'(g) = s + g s (1 - s), s = 1 / (1 +
+//   exp(-g)) d_up[r, c] = weights[r] * grad[r, c] * silu(gate[r, c]) dots[r] = sum over c of silu(gate[r, c]) * up[r,
+//   c] * grad[r, c], the gradient of weights[r]
+void swiglu_grad(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
+                 const void* grad, int64_t ldd, const float* weights, void* d_gate, int64_t lddg, void* d_up,
+                 int64_t lddu, float* dots);
+
 // out[r, c] = x[r, c], for any dtype.
 void copy_rows(DType dtype, int64_t rows, int64_t cols, const void* x, int64_t ldx, void* out, int64_t ldo);
 
@@ -52,6 +64,7 @@ inline constexpr int64_t kIndexesGood = -1;
 
 // out[t, :] = sum over j = 0 .. k-1, in this order, of weights[t, j] * y[index[t, j], :], in fp32, rounded once. index
 // and weights are contiguous [tokens, k]; y has y_rows rows. Indexes are checked as in gather_rows. k = 0 writes zeros.
+// Without weights (nullptr) each is 1.
 [[nodiscard]] int64_t unpermute(DType dtype, int64_t tokens, int64_t k, int64_t cols, const void* y, int64_t ldy,
                                 int64_t y_rows, const int32_t* index, const float* weights, void* out, int64_t ldo);
 

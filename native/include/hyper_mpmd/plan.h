@@ -22,8 +22,21 @@ inline constexpr uint64_t kAlignment = 64;                // bytes: tensors in a
 inline constexpr uint32_t kWordsPerLine = 16;
 
 enum class CoreKind : uint32_t { kAic = 0, kAiv = 1, kBoth = 2 };
-enum class Kernel : uint32_t { kNop = 0, kPython = 1, kCopy = 2, kPermute = 3, kGemm = 4, kSwiGLU = 5, kUnpermute = 6 };
-inline constexpr uint32_t kKernelCount = 7;
+enum class Kernel : uint32_t {
+  kNop = 0,
+  kPython = 1,
+  kCopy = 2,
+  kPermute = 3,
+  kGemm = 4,
+  kSwiGLU = 5,
+  kUnpermute = 6,
+  kGemmWT = 7,  // the second factor transposed
+  kGemmXT = 8,  // the first factor transposed
+  kWeightedSwiGLU = 9,
+  kSwiGLUGrad = 10,
+  kGatherSum = 11,
+};
+inline constexpr uint32_t kKernelCount = 12;
 enum class Role : uint32_t { kInput = 0, kOutput = 1, kWorkspace = 2, kSymmetric = 3 };
 
 // One tile task. Tasks of one queue stand side by side, in queue order.
