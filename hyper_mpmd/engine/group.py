@@ -107,7 +107,10 @@ class GroupEngine:
     ) -> dict[str, Any]:
         if self._closed:
             raise EngineError("this group engine is closed")
-        generation = self._heap.ready()
+        try:
+            generation = self._heap.ready()
+        except shmem.ShmemTimeout as error:
+            raise LaunchTimeout(str(error)) from None
         try:
             check_options(workers, timeout)
             self._check_plan(plan)

@@ -203,6 +203,10 @@ def _describe_blocked(plans: Mapping[int, Plan], blocked: list[tuple[int, int, i
     for rank, queue, task, event, have, need in sorted(blocked):
         plan = plans[rank]
         where = f"rank {rank}, " if plan.ranks > 1 else ""
+        if task == NONE:
+            signaller = int(plan.sections["events"]["signaller"][event])
+            lines.append(f"{where}the end of the launch waits for rows of rank {signaller} (have {have}, need {need})")
+            continue
         lacking = "its launch" if event == NONE else f"event {event} (have {have}, need {need})"
         lines.append(f"{where}{plan.core_name(queue)}: {plan.task_name(task)} waits for {lacking}")
     return "; ".join(lines)

@@ -113,6 +113,12 @@ LaunchOutcome launch(std::vector<RankLaunch>& ranks, const LaunchOptions& option
   const auto begin = Clock::now();
   auto next_poll = begin + kPollEvery;
   Watch watch(job, begin);
+  const auto look = [&](Clock::time_point now) {
+    watch.look(now, options.timeout_s);
+    if (options.interrupted != nullptr && !job.stopped() && options.interrupted(options.context)) {
+      job.end(LaunchStatus::kInterrupted);
+    }
+  };
   self.run(&job);
   self.pool.start(job);
   Backoff backoff(false);
@@ -129,10 +135,20 @@ LaunchOutcome launch(std::vector<RankLaunch>& ranks, const LaunchOptions& option
     const auto now = Clock::now();
     if (now < next_poll) continue;
     next_poll = now + kPollEvery;
-    watch.look(now, options.timeout_s);
-    if (options.interrupted != nullptr && !job.stopped() && options.interrupted(options.context)) {
-      job.end(LaunchStatus::kInterrupted);
+    look(now);
+  }
+  if (options.peers != nullptr && !job.stopped()) {
+    Arrivals arrivals(job.views[0], *ranks[0].image);
+    Backoff patience(job.may_spin);
+    while (arrivals.missing() != kNone && !job.stopped()) {
+      patience.wait();
+      const auto now = Clock::now();
+      if (now < next_poll) continue;
+      next_poll = now + kPollEvery;
+      look(now);
+      if (job.stopped()) job.outcome.blocked.push_back(arrivals.blocked());
     }
+    watch.last_look();
   }
   self.run(nullptr);
   job.outcome.seconds = std::chrono::duration<double>(Clock::now() - begin).count();

@@ -133,7 +133,15 @@ class Watch {
     }
   }
 
-  // The start of the deadline: when everybody had entered. Ends the launch if it has to.
+  // One more look before a launch that went well has ended: it may have been too short for the others.
+  void last_look() {
+    if (peers_ == nullptr || all_entered_) return;
+    for (uint32_t peer = 0; peer < ranks_; ++peer) {
+      if (peer != rank_ && !same_program(peer)) return;
+    }
+  }
+
+  // The deadline runs from when everybody had entered. Ends the launch if it has to.
   void look(Clock::time_point now, double timeout_s) {
     if (job_.stopped()) return;
     if (peers_ != nullptr) {
@@ -146,6 +154,15 @@ class Watch {
   }
 
  private:
+  // A peer that has entered the same launch with another tag ends it.
+  bool same_program(uint32_t peer) {
+    const Entry* entry = entry_of(own_, stride_, peer, peers_->epoch);
+    if (__atomic_load_n(&entry->epoch, __ATOMIC_ACQUIRE) != peers_->epoch) return true;
+    if (__atomic_load_n(&entry->tag, __ATOMIC_RELAXED) == peers_->tag) return true;
+    job_.end(LaunchStatus::kWrongProgram, peer);
+    return false;
+  }
+
   bool check_entries(Clock::time_point now) {
     for (uint32_t peer = 0; peer < ranks_; ++peer) {
       if (peer == rank_) continue;
@@ -157,10 +174,7 @@ class Watch {
         }
         return false;
       }
-      if (epoch == peers_->epoch && __atomic_load_n(&entry->tag, __ATOMIC_RELAXED) != peers_->tag) {
-        job_.end(LaunchStatus::kWrongProgram, peer);
-        return false;
-      }
+      if (!same_program(peer)) return false;
     }
     all_entered_ = true;
     begin_ = now;
@@ -174,6 +188,36 @@ class Watch {
   uint32_t rank_ = 0, ranks_ = 1;
   uint64_t stride_ = 0;
   bool all_entered_ = false;
+};
+
+// Rows that peers put here and no task of this rank reads have to arrive as well before the launch has ended: they may
+// be what the caller asked for. Returns the first event that lacks signals, kNone if none does. Events once met are not
+// looked at again.
+class Arrivals {
+ public:
+  explicit Arrivals(const RankView& view, const PlanImage& image)
+      : view_(view), image_(image), next_(image.local_events()) {}
+
+  uint32_t missing() {
+    while (next_ < image_.events.size()) {
+      const EventRecord& event = image_.events[next_];
+      // A credit belongs to the launch after this one.
+      if (event.op != kNone && !reached(count(), view_.heap_base[event.slot] + event.threshold)) return next_;
+      ++next_;
+    }
+    return kNone;
+  }
+  BlockedCore blocked() const {
+    const EventRecord& event = image_.events[next_];
+    return {image_.rank, kNone, kNone, next_, count() - view_.heap_base[event.slot], event.threshold};
+  }
+
+ private:
+  uint32_t count() const { return CpuPlatform<false>::load_acquire(&view_.heap[image_.events[next_].slot]); }
+
+  const RankView& view_;
+  const PlanImage& image_;
+  uint32_t next_;
 };
 
 // This rank has finished: what peers wrote for the caller is copied out, then they may write the buffers again.
