@@ -141,6 +141,9 @@ Repeat = Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs of eac
 Timeout = Annotated[
     float, typer.Option(metavar="SECONDS", min=0.001, help="Limit for each run.", rich_help_panel=_RUNNING)
 ]
+Processes = Annotated[
+    bool, typer.Option("--processes", help="Each rank in a process of its own.", rich_help_panel=_RUNNING)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
 
 
@@ -179,6 +182,7 @@ def run(
     workers: Workers = None,
     repeat: Repeat = 5,
     timeout: Timeout = 120.0,
+    processes: Processes = False,
     json: Json = False,
 ) -> None:
     """Execute a graph on this machine and compare it with plain torch: error, time, tasks per second."""
@@ -187,7 +191,14 @@ def run(
     subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, routing, dtype, seed)
     policies = ("O0", "O1") if policy is None else (policy.value,)
     fine = run_command(
-        subject, policies=policies, device=device, workers=workers, repeat=repeat, timeout=timeout, as_json=json
+        subject,
+        policies=policies,
+        device=device,
+        workers=workers,
+        repeat=repeat,
+        timeout=timeout,
+        processes=processes,
+        as_json=json,
     )
     if not fine:
         raise typer.Exit(1)

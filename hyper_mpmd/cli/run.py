@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,13 @@ def run_command(
     workers: int | None,
     repeat: int,
     timeout: float,
+    processes: bool = False,
     as_json: bool,
 ) -> bool:
-    """Run, print, and say whether every result was right and every run gave the same bits."""
+    """Run, print, and say whether every result was right and every run gave the same bits.
+
+    processes: each rank in a process of its own instead of a group of threads of this one.
+    """
     worlds = {policy: compile_timed(subject, device=device, policy=policy) for policy in policies}
     plans = next(iter(worlds.values()))[0]
     check_memory(plans)
@@ -46,13 +51,13 @@ def run_command(
     outputs: dict[str, Outputs] = {}
     digests: dict[str, set[str]] = {policy: set() for policy in policies}
     seconds: dict[str, list[float]] = {policy: [] for policy in policies}
-    for number in range(repeat + 1):  # policies in turn, so that whatever else the machine does falls on both
-        for policy in policies:
-            start = time.perf_counter()
-            outputs[policy] = execute(worlds[policy][0], inputs, workers=workers, timeout=timeout)
-            if number:  # the first run starts workers and touches memory for the first time
-                seconds[policy].append(time.perf_counter() - start)
-            digests[policy].add(digest(outputs[policy]))
+    with _executor({policy: world for policy, (world, _) in worlds.items()}, inputs, processes) as launch:
+        for number in range(repeat + 1):  # policies in turn, so that whatever else the machine does falls on both
+            for policy in policies:
+                outputs[policy], taken = launch(policy, workers, timeout)
+                if number:  # the first run starts workers and touches memory for the first time
+                    seconds[policy].append(taken)
+                digests[policy].add(digest(outputs[policy]))
 
     results = {
         policy: _result(worlds[policy], outputs[policy], reference, digests[policy], seconds[policy])
@@ -65,6 +70,7 @@ def run_command(
         **subject.settings,
         "device": device,
         "workers": workers or _default_workers(plans),
+        "processes": processes,
         "max_rel_error": error,
         "tolerance": allowed,
         "bit_identical": same,
@@ -78,6 +84,27 @@ def run_command(
     else:
         _print(record, plans, fine)
     return fine
+
+
+Launch = Callable[[str, int | None, float], tuple[Outputs, float]]
+
+
+@contextmanager
+def _executor(worlds: dict[str, list[Plan]], inputs: Sequence[Any], processes: bool) -> Iterator[Launch]:
+    """(policy, workers, timeout) -> outputs of all ranks and the seconds that they took."""
+    if processes:
+        from hyper_mpmd.cli.processes import Processes
+
+        with Processes(worlds, inputs) as ranks:
+            yield ranks.run
+        return
+
+    def launch(policy: str, workers: int | None, timeout: float) -> tuple[Outputs, float]:
+        start = time.perf_counter()
+        outputs = execute(worlds[policy], inputs, workers=workers, timeout=timeout)
+        return outputs, time.perf_counter() - start
+
+    yield launch
 
 
 def check_memory(plans: Sequence[Plan]) -> None:

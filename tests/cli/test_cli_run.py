@@ -165,3 +165,16 @@ def test_error_is_relative_to_the_largest_reference_and_sees_nan():
 def test_digest_follows_ranks_in_order_and_takes_bfloat16():
     a, b = {"y": torch.ones(2, dtype=torch.bfloat16)}, {"y": torch.zeros(2, dtype=torch.bfloat16)}
     assert digest([a, b]) != digest([b, a])
+
+
+def test_processes_give_the_bits_of_one_process(call):
+    options = "run moe-ffn --tokens 96 --hidden 64 --intermediate 32 --experts 4 --ep 2 --repeat 2 --json".split()
+    records = []
+    for extra in ([], ["--processes"]):
+        result = call(*options, *extra)
+        assert result.exit_code == 0, result.stderr
+        records.append(json.loads(result.stdout))
+    assert [record["processes"] for record in records] == [False, True]
+    assert records[0]["output_sha256"] == records[1]["output_sha256"]
+    assert records[1]["bit_identical"] is True
+    assert records[1]["max_rel_error"] <= 1e-5

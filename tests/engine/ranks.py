@@ -55,7 +55,9 @@ class Ranks:
     """Processes that each run job(rank, world, *arguments) once; any of them may be killed."""
 
     def __init__(self, world: int, job: Callable[..., Any], *arguments: Any) -> None:
-        context = mp.get_context("spawn")
+        # Forked from a server that has imported torch and started no thread: a start takes milliseconds, not seconds.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["hyper_mpmd.engine.group", "tests.engine.graphs"])
         endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.answers = []
         self.processes = []
