@@ -24,7 +24,11 @@ from hyper_mpmd.expert_parallel.errors import (
     check_divides,
     check_size,
 )
+from hyper_mpmd.expert_parallel.grouped_matmul import counts_error
 from hyper_mpmd.expert_parallel.permute import inverse_order, take_rows
+
+# In place of counts: this rank refuses its own input. No count is negative.
+_REFUSED = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,18 +99,31 @@ class AllToAllTokenDispatcher:
             scores: [N], sent with their rows, differentiable; on all ranks or on none.
 
         The host waits for the exchanged counts once: the sizes of what arrives follow from them.
+
+        Raises:
+            ExpertParallelError: counts or scores that do not describe x. Every rank of the group raises it, so that
+                none waits for rows that never come; only the wrong shape of the counts concerns its own rank alone.
         """
         counts = num_tokens_per_expert.long()
         if counts.shape != (self.num_experts,):
             raise ExpertParallelError(f"num_tokens_per_expert must be [{self.num_experts}], got {list(counts.shape)}")
+        scores_fit = scores is None or scores.shape == x.shape[:1]
+        good = (counts >= 0).all() & (counts.sum() == x.shape[0]) & scores_fit
+        counts = torch.where(good, counts, _REFUSED)
         sent = counts.view(self.ep_size, -1)
         with torch.no_grad():
             received = _arrived(all_to_all_single_autograd(counts, None, None, self.group)).view(self.ep_size, -1)
         per_rank = torch.stack([sent.sum(dim=1), received.sum(dim=1)]).tolist()
         to_send, to_receive = per_rank
-        if sum(to_send) != x.shape[0]:
+        if to_send[0] < 0:
+            if scores is not None and not scores_fit:
+                raise ExpertParallelError(f"scores must be [{x.shape[0]}], one a row of x, got {list(scores.shape)}")
+            raise counts_error(num_tokens_per_expert, x.shape[0])
+        refused = [rank for rank, rows in enumerate(to_receive) if rows < 0]
+        if refused:
             raise ExpertParallelError(
-                f"num_tokens_per_expert adds up to {sum(to_send)}, but x has {x.shape[0]} rows: they must agree"
+                f"ranks {refused} of the {self.ep_size} in the EP group refused their own counts or scores, so nothing "
+                "was exchanged: see their errors"
             )
         to_expert_major = _expert_major_order(received, sum(to_receive))
         to_source_major = inverse_order(to_expert_major)

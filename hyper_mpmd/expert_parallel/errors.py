@@ -25,7 +25,11 @@ def check_size(name: str, value: Any) -> int:
 
 def check_finite(name: str, value: float, *, above_zero: bool) -> float:
     """`value`, if it is finite and at least 0, or above 0 where `above_zero`."""
-    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+    try:
+        finite = math.isfinite(value)
+    except TypeError:
+        raise ExpertParallelTypeError(f"{name} must be a number, got {value!r}") from None
+    if not finite or value < 0 or (above_zero and value == 0):
         raise ExpertParallelError(f"{name} must be finite and {'>' if above_zero else '>='} 0, got {value!r}")
     return float(value)
 

@@ -39,9 +39,15 @@ def reduce_gradients(module: nn.Module, data_mesh: DeviceMesh, reduction: Litera
 
     Args:
         module: the whole model, or this pipeline stage's part of it.
-        data_mesh: the dimensions along which tokens differ: mesh["dp", "ep"], mesh["ep"], ...; never tp or pp.
+        data_mesh: the dimensions along which tokens differ: mesh["dp", "ep"], mesh["ep"], ...; ep is always one of
+            them where experts are spread over it, tp and pp never are.
         reduction: "mean" if each rank's loss is a mean over its own (equally many) tokens; "sum" if the losses of all
-            ranks add up to the loss, as with loss_sum / tokens_of_all_ranks.
+            ranks add up to the loss, as with loss_sum / tokens_of_all_ranks. The auxiliary loss of an MoE is a mean
+            over its own tokens: with "sum", set moe.aux_loss_scale to own tokens / tokens of all ranks.
+
+    Raises:
+        ExpertParallelError: the ep dimension of an expert is not a dimension of data_mesh; another reduction.
+        ExpertParallelTypeError: data_mesh is no DeviceMesh.
     """
     if reduction not in ("mean", "sum"):
         raise ExpertParallelError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
@@ -64,6 +70,13 @@ def reduce_gradients(module: nn.Module, data_mesh: DeviceMesh, reduction: Litera
         grad = _local(parameter.grad)
         spread_over = set(parameter.device_mesh.mesh.flatten().tolist()) if isinstance(parameter, DTensor) else set()
         summed_over = ep_peers.get(id(parameter), set())
+        elsewhere = summed_over - {dist.get_rank()}
+        if elsewhere and not any(peers & elsewhere for peers in peers_by_dim):
+            raise ExpertParallelError(
+                f"{name} is expert-parallel over ranks {sorted(summed_over)}, but data_mesh {data_mesh.mesh_dim_names} "
+                f"of shape {tuple(data_mesh.shape)} has no such dimension: pass every dimension along which tokens "
+                'differ, such as mesh["dp", "ep"]'
+            )
         factor = float(data_mesh.size()) if reduction == "sum" else 1.0
         for peers, tensors in zip(peers_by_dim, to_average, strict=True):
             if len(peers) == 1:
@@ -89,9 +102,9 @@ def reduce_gradients(module: nn.Module, data_mesh: DeviceMesh, reduction: Litera
 
 @torch.no_grad()
 def clip_grad_norm_(
-    parameters: Iterable[torch.Tensor],
+    parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
-    norm_type: float = 2.0,
+    norm_type: float | str = 2.0,
     pp_mesh: DeviceMesh | None = None,
 ) -> torch.Tensor:
     """Like `torch.nn.utils.clip_grad_norm_`, for parameters of which some are spread, over different meshes.
@@ -99,17 +112,20 @@ def clip_grad_norm_(
     Every rank that holds a part of a parameter must call it, after `reduce_gradients`.
 
     Args:
-        parameters: all parameters of this rank; those without a gradient are skipped.
+        parameters: all parameters of this rank, or a single one; those without a gradient are skipped.
         max_norm: the norm to clip to.
-        norm_type: p > 0, or inf.
+        norm_type: p > 0, or inf, also as the text "inf".
         pp_mesh: 1-D mesh of the pipeline stages, each of which holds other parameters.
 
     Returns:
         The norm of all gradients before clipping, 0-dim, fp32 or wider, the same on every rank.
     """
     check_finite("max_norm", max_norm, above_zero=False)
+    norm_type = float(norm_type)
     if not norm_type > 0:
         raise ExpertParallelError(f"norm_type must be > 0, got {norm_type!r}")
+    if isinstance(parameters, torch.Tensor):
+        parameters = [parameters]  # iterating over it would yield its rows, which have no gradient
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     # Gradients in parts over the same ranks share one reduction; whole ones, equal on all ranks, need none.
     parts: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}

@@ -39,7 +39,8 @@ class MoE(nn.Module):
         tokens_per_expert: buffer [E] int64, not saved: choices since the last update, counted in training, once under
             activation checkpointing. Both keep their dtype under `.bfloat16()`, `.half()` and `.double()`.
         aux_loss_scale: factor on the auxiliary loss's gradient (not on its value), a float or 0-dim tensor: 1 / number
-            of accumulated micro-batches, times a GradScaler's scale.
+            of accumulated micro-batches, times a GradScaler's scale, times this rank's share of all tokens where the
+            losses of ranks add up (`reduce_gradients(..., reduction="sum")`).
         aux_loss_group: what to sum the expert counts over for the auxiliary loss (see `update_expert_bias`), so that it
             balances the batch of all those ranks. None: each rank's own tokens.
         last_aux_loss: value of the last forward's auxiliary loss, coefficient included, 0-dim fp32; None if there is
@@ -109,9 +110,14 @@ class MoE(nn.Module):
         # Between the experts and the first use of their rows: with ExpertParallel(async_combine=True) the rows are
         # still on their way while the shared expert computes.
         shared = None if self.shared_expert is None else self.shared_expert(x)
-        out = unpermutation(rows, order, self.top_k, None if self.score_before_experts else top_scores)
-        out = out.view(x.shape)
+        flat = unpermutation(rows, order, self.top_k, None if self.score_before_experts else top_scores)
+        # Not view(): on a view, fully_shard warns that its hook is lost if the caller writes into the output in place.
+        out: torch.Tensor = torch.ops.aten._unsafe_view(flat, x.shape)
         if shared is not None:
+            if shared.shape != x.shape:
+                raise ExpertParallelError(
+                    f"shared_expert must keep the shape of x, {list(x.shape)}, but returned {list(shared.shape)}"
+                )
             out = (out + shared).to(x.dtype)
         if loss is not None:
             out._load_balance_loss = loss  # type: ignore[attr-defined]  # the guide's name
@@ -120,11 +126,14 @@ class MoE(nn.Module):
         return out
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> MoE:
-        # `.bfloat16()` and its like would round the bias, and a bias of 1e-3 steps with it: follow moves, not casts.
-        before = self.expert_bias
+        # `.bfloat16()` and its like would round the bias, and a bias of 1e-3 steps with it, and `.type(torch.half)` the
+        # counts too: follow moves, not casts.
+        kept = {"expert_bias": self.expert_bias, "tokens_per_expert": self.tokens_per_expert}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.expert_bias.dtype != before.dtype:
-            self.expert_bias = before.to(self.expert_bias.device)
+        for name, before in kept.items():
+            after = getattr(self, name)
+            if after.dtype != before.dtype:
+                setattr(self, name, before.to(after.device))
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hyper_mpmd.expert_parallel.errors import ExpertParallelError
+from hyper_mpmd.expert_parallel.errors import ExpertParallelError, check_size
 
 
 def permutation(x: torch.Tensor, selected_experts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,6 +48,7 @@ def unpermutation(
     Returns:
         [T, H] of the rows' dtype, differentiable in rows and scores.
     """
+    check_size("top_k", top_k)
     if rows.ndim != 2 or order.shape != rows.shape[:1] or rows.shape[0] % top_k:
         raise ExpertParallelError(
             f"unpermutation takes rows [T·k, H] and order [T·k] with k={top_k}, got {list(rows.shape)} and "

@@ -117,6 +117,10 @@ class TokenChoiceTopKRouter(nn.Module):
         """
         if x.shape[-1] != self.dim:
             raise ExpertParallelError(f"x must be [..., {self.dim}], got {list(x.shape)}")
+        if expert_bias is not None and expert_bias.shape != (self.num_experts,):
+            raise ExpertParallelError(
+                f"expert_bias must be [{self.num_experts}], one an expert, got {list(expert_bias.shape)}"
+            )
         scores = self._scores(x.reshape(-1, self.dim))
         selected = self._choose(scores.detach(), expert_bias)
         top_scores = scores.gather(1, selected)

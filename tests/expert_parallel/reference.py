@@ -12,6 +12,9 @@ def relative_error(actual, expected, floor=1e-3):
     """max |actual - expected| / max |expected|; refuses an `expected` so small that a zero would pass for it."""
     actual, expected = full(actual).double(), full(expected).double()
     assert actual.shape == expected.shape
+    # max(0.0, nan) is 0.0 in Python: a NaN would pass for no error at all.
+    assert actual.isfinite().all(), "not finite"
+    assert expected.isfinite().all(), "not finite"
     largest = expected.abs().max().item()
     assert largest > floor, f"nothing to compare with: the largest value is {largest}"
     return (actual - expected).abs().max().item() / largest

@@ -40,7 +40,7 @@ CASES = {
     "recompute, accumulation, fully_shard": Case(
         {"dp": 2, "ep": 2}, shard="blocks", recompute=True, micro_batches=2, max_norm=0.05
     ),
-    "losses that add up": Case({"dp": 2, "ep": 2}, shard="model", reduction="sum", max_norm=0.05),
+    "losses that add up": Case({"dp": 2, "ep": 2}, AUX, shard="model", reduction="sum", max_norm=0.05),
     "everything": Case({"dp": 2, "ep": 2, "tp": 2}, AUX, shard="blocks", recompute=True, max_norm=0.05),
 }
 
@@ -90,7 +90,7 @@ def helper_edges_job():
     assert model["frozen"].weight.grad is None
     messages = []
     whole_world = hm.init_device_mesh("cpu", (4,), mesh_dim_names=("data",))
-    for arguments in ((model, whole_world), (model, mesh, "max"), (model, "ep")):
+    for arguments in ((model, whole_world), (model, mesh, "max"), (model, "ep"), (model, mesh["dp"])):
         try:
             reduce_gradients(*arguments)
         except (ValueError, TypeError) as error:
@@ -98,12 +98,24 @@ def helper_edges_job():
     return messages
 
 
-def test_helper_fills_missing_gradients_and_refuses_a_mesh_that_mixes_ep(rank_pools):
+def test_helper_fills_missing_gradients_and_refuses_a_mesh_that_mixes_or_lacks_ep(rank_pools):
     (messages, *_) = rank_pools[4].run(helper_edges_job)
-    assert len(messages) == 3
+    assert len(messages) == 4
     assert "of which data_mesh ('data',) has [0, 1, 2, 3] in one dimension" in messages[0]
     assert "got 'max'" in messages[1]
     assert "must be a DeviceMesh, got str" in messages[2]
+    assert "over ranks [0, 1], but data_mesh ('dp',) of shape (2,) has no such dimension" in messages[3]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, "inf"])
+def test_one_parameter_can_be_clipped_alone(norm_type):
+    ours, theirs = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    for parameter in (ours, theirs):
+        parameter.grad = torch.tensor([1.0, -2.0, 4.0])
+    norm = clip_grad_norm_(ours, 1.0, norm_type)
+    assert norm == torch.nn.utils.clip_grad_norm_(theirs, 1.0, norm_type)
+    assert torch.equal(ours.grad, theirs.grad)
+    assert ours.grad[2] < 1.0
 
 
 def mixed_precision_job():

@@ -78,6 +78,15 @@ def test_edge_shapes(shape, num_experts, top_k, score_before_experts):
     assert x.grad.shape == x.shape
 
 
+@pytest.mark.parametrize("shared_expert", [None, FeedForward(16, 24)])
+def test_the_output_is_no_view_and_can_be_written_in_place(shared_expert):
+    """torch warns of views at the end of a module under fully_shard: written in place, they lose its hook."""
+    out = moe_of_order_one(shared_expert=shared_expert)(torch.randn(2, 3, 16))
+    assert not out._is_view()
+    out += 1.0
+    out.sum().backward()
+
+
 def test_group_limited_routing_of_no_tokens():
     moe = moe_of_order_one(router_kwargs={"num_expert_groups": 4, "num_limited_groups": 2})
     assert moe(torch.randn(0, 3, 16)).shape == (0, 3, 16)
@@ -114,17 +123,23 @@ def test_autocast(score_before_experts):
     assert all(parameter.grad.dtype == torch.float32 for parameter in moe.parameters())
 
 
-@pytest.mark.parametrize("cast", [nn.Module.bfloat16, nn.Module.half, nn.Module.double])
+def to_half_by_type(module):
+    module.type(torch.float16)  # casts integers as well
+
+
+@pytest.mark.parametrize("cast", [nn.Module.bfloat16, nn.Module.half, nn.Module.double, to_half_by_type])
 def test_buffers_keep_dtype_and_value_under_casts(cast):
     model = nn.Sequential(moe_of_order_one())
     moe = model[0]
     moe.expert_bias.copy_(torch.linspace(-1, 1, 8) / 3)
+    moe.tokens_per_expert.fill_(2**40 + 1)
     before = moe.expert_bias.clone()
     cast(model)
     assert moe.experts.w1.dtype != torch.float32
     assert moe.expert_bias.dtype == torch.float32
     assert torch.equal(moe.expert_bias, before)
     assert moe.tokens_per_expert.dtype == torch.int64
+    assert (moe.tokens_per_expert == 2**40 + 1).all()
     assert moe.state_dict()["expert_bias"].data_ptr() == moe.expert_bias.data_ptr()
 
 
@@ -252,6 +267,10 @@ def test_wrong_arguments_are_refused():
         MoE(16, 24, 8, 9)
     with pytest.raises(ValueError, match="load_balance_coeff must be finite and >= 0, got -1"):
         MoE(16, 24, 8, load_balance_coeff=-1)
+    with pytest.raises(TypeError, match=r"load_balance_coeff must be a number, got '0\.1'"):
+        MoE(16, 24, 8, load_balance_coeff="0.1")
+    with pytest.raises(ValueError, match=r"shape of x, \[2, 16\], but returned \[1, 2, 16\]"):
+        MoE(16, 24, 8, shared_expert=nn.Unflatten(0, (1, 2)))(torch.randn(2, 16))
     with pytest.raises(TypeError, match="shared_expert must be a module or None, got dict"):
         MoE(16, 24, 8, shared_expert={})
     with pytest.raises(ValueError, match=r"x must be \[..., 16\], got \[2, 3, 15\]"):
@@ -259,6 +278,8 @@ def test_wrong_arguments_are_refused():
     rows, order = permutation(torch.randn(3, 4), torch.zeros(3, 2, dtype=torch.int64))
     with pytest.raises(ValueError, match="one T, got"):
         permutation(torch.randn(3, 4), torch.zeros(2, 2, dtype=torch.int64))
+    with pytest.raises(ValueError, match="top_k must be an int > 0, got 0"):
+        unpermutation(rows, order, 0)
     with pytest.raises(ValueError, match="with k=4"):
         unpermutation(rows, order, 4)
     with pytest.raises(ValueError, match=r"scores must be \[3, 2\] like the rows, got \[2, 3\]"):

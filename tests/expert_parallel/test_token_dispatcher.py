@@ -219,12 +219,43 @@ def test_refusals_name_both_sides(rank_pools):
         "works over a 1-D mesh, got 2-D ('ep', 'tp')",
         "group must be a process group or a 1-D DeviceMesh",
         "must be [4], got [3]",
-        "adds up to 8, but x has 7 rows",
+        "adds up to 8 (smallest entry 2), but x has 7 rows",
         "combine got 5 rows for a dispatch that received 8",
     ]
     assert len(found) == len(expected)
     for message, text in zip(found, expected, strict=True):
         assert text in message
+
+
+def one_bad_rank_job():
+    """Rank 0's input is bad, in several ways; what every rank is told, and whether the group still works."""
+    dispatcher = AllToAllTokenDispatcher(dist.group.WORLD, 4)
+    x, counts = torch.randn(8, 3), torch.tensor([2, 2, 2, 2])
+    attempts = [
+        (x[:7], counts, None),
+        (x, torch.tensor([9, -1, 0, 0]), None),
+        (x, counts, torch.ones(5)),
+        (x[:0], torch.tensor([0, 0, 0, 1]), None),
+    ]
+    found = []
+    for attempt in attempts:
+        good = (x, counts, None if attempt[2] is None else torch.ones(8))
+        with pytest.raises(ValueError, match=" ") as refused:
+            dispatcher.dispatch(*(attempt if dist.get_rank() == 0 else good))
+        found.append(str(refused.value))
+    sent = dispatcher.dispatch(x, counts)
+    assert torch.equal(dispatcher.combine(sent.rows, sent.context), x)
+    return found
+
+
+def test_a_bad_input_of_one_rank_is_refused_on_every_rank(rank_pools):
+    of_rank_0, of_rank_1 = rank_pools[2].run(one_bad_rank_job)
+    texts = ["x has 7 rows", "(smallest entry -1), but x has 8 rows", "scores must be [8]", "adds up to 1"]
+    for message, text in zip(of_rank_0, texts, strict=True):
+        assert text in message
+    assert len(of_rank_1) == len(texts)
+    for message in of_rank_1:
+        assert "ranks [0] of the 2 in the EP group refused" in message
 
 
 def random_routing_job(cases):

@@ -239,3 +239,9 @@ def test_refused_at_construction_with_both_numbers(options, message):
 def test_wrong_width_is_refused():
     with pytest.raises(ValueError, match=r"x must be \[..., 16\], got \[2, 15\]"):
         TokenChoiceTopKRouter(16, 8)(torch.zeros(2, 15))
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_a_bias_of_another_length_is_refused_and_not_broadcast(length):
+    with pytest.raises(ValueError, match=rf"expert_bias must be \[8\], one an expert, got \[{length}\]"):
+        TokenChoiceTopKRouter(16, 8)(torch.zeros(2, 16), torch.zeros(length))

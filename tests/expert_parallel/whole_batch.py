@@ -83,7 +83,7 @@ def train_beside_the_whole(case, steps=3, batch=4, seq=5, dim=16):
     whole = Model(**case.model).to(case.dtype)
     ours = spread(Model(**case.model).to(case.dtype), case, mesh)
     ours.moe.aux_loss_group = data_mesh
-    ours.moe.aux_loss_scale = 1 / case.micro_batches
+    ours.moe.aux_loss_scale = 1 / case.micro_batches / (parts if case.reduction == "sum" else 1)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in (whole, ours)]
     generator = torch.Generator().manual_seed(7)
     errors = {}
