@@ -111,7 +111,9 @@ class TaskGraph:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self._tensors)
+        """Inputs first, then what the tasks make: the order in which plans number them, and a graph's JSON keeps."""
+        made = (name for node in self._nodes.values() for name in node.outputs)
+        return {name: self._tensors[name] for name in (*self._inputs, *made)}
 
     @property
     def nodes(self) -> tuple[Node, ...]:
