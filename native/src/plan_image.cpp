@@ -163,6 +163,10 @@ std::string event_fault(const PlanImage& image) {
       const WaitRecord& wait = image.waits[task.wait_begin + i];
       if (wait.event >= image.events.size()) return "a wait for an event that does not exist";
       if (wait.threshold > image.events[wait.event].threshold) return at("event", wait.event) + ": waited for too much";
+      // Peers give credit once they have finished: this launch can only wait for that of earlier ones.
+      if (wait.event >= local && image.events[wait.event].op == kNone && wait.threshold != 0) {
+        return at("event", wait.event) + ": credit of the launch that waits for it";
+      }
     }
   }
   for (uint32_t i = 0; i < local; ++i) {
