@@ -202,6 +202,6 @@ def _check_references(plan: Plan) -> None:
             )
 
 
-def _check_below(where: str, field: str, values: NDArray[np.uint32], limit: int, what: str) -> None:
+def _check_below(where: str, field: str, values: NDArray[Any], limit: int, what: str) -> None:
     for number in np.flatnonzero(values >= limit)[:1]:
         raise PlanFormatError(f"{where}, record {number}: {field} is {values[number]}; there are {limit} {what}")
