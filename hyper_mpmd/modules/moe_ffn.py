@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hyper_mpmd import ops
 from hyper_mpmd.errors import ShapeError, WorldSizeError
+from hyper_mpmd.scheduler.records import MAX_RANKS
 from hyper_mpmd.tasks import DType, TaskGraph
 
 
@@ -17,7 +18,8 @@ def moe_ffn(
     each routed row; back [batch, K] int32, the routed rows of each token; weights [batch, K] float32;
     w1 [E / ranks, H, 2I], gate half first; w2 [E / ranks, I, H]. Output: y [batch, H]. dtype: of x, w1, w2 and y.
 
-    Errors: ShapeError for a size below 1 or more choices than experts, WorldSizeError where ranks do not divide E.
+    Errors: ShapeError for a size below 1 or more choices than experts, WorldSizeError where ranks are past the
+    limit or do not divide E.
     """
     sizes = {"hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
     for name, size in sizes.items():
@@ -25,6 +27,8 @@ def moe_ffn(
             raise ShapeError(f"moe-ffn: {name} is {size!r}; it must be an int of at least 1")
     if top_k > experts:
         raise ShapeError(f"moe-ffn: top_k is {top_k}, but a token can pick each of {experts} experts only once")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise WorldSizeError(f"moe-ffn: {ranks} ranks; it must be from 1 to {MAX_RANKS}")
     if experts % ranks:
         raise WorldSizeError(f"moe-ffn: {experts} experts cannot be shared out evenly over {ranks} ranks")
 
