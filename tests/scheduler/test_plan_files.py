@@ -135,6 +135,33 @@ def test_a_file_cut_short_anywhere_is_refused():
             from_json(text[:end])
 
 
+def test_a_world_of_plans_that_do_not_belong_together_is_refused():
+    """Different widths were believed: one rank wrote past the end of the other's buffer."""
+
+    def made(loads=LOADS, **options):
+        return hm.compile(ffn(2), [LOADS, loads], world=2, **options)
+
+    first, second = made().plans
+    for plans, words in (
+        ([], "got none"),
+        ([first], "got rank 0 of 2"),
+        ([second, first], "got rank 1 of 2, rank 0 of 2"),
+        ([first, first], "got rank 0 of 2, rank 0 of 2"),
+    ):
+        with pytest.raises(errors.WorldSizeError, match=words):
+            hm.World(plans)
+    wider = hm.TaskGraph("ffn", ranks=2)
+    wider.output("y", wider.comm("dispatch", hm.ops.Dispatch(), wider.input("x", (wider.rows("t", groups=4), 64))))
+    for other, name in (
+        (hm.compile(wider, [LOADS, LOADS], world=2), "graph"),
+        (made([1, 2, 3, 4]), "loads"),
+        (made(tiles={"up": (3, 16)}), "tiles"),
+    ):
+        with pytest.raises(errors.PlanFormatError, match=f"rank 1's plan was made with other {name} than rank 0's"):
+            hm.World([first, other[1]])
+    assert hm.World([first, made(policy="O0")[1]]).run([inputs(2), inputs(2)])
+
+
 def test_a_launch_that_waits_for_its_own_credit_is_refused():
     """Peers give it once they have finished, so it would never come."""
     plans = list(hm.compile(ffn(2), [LOADS, LOADS], world=2).plans)
