@@ -46,8 +46,12 @@ class OpRuleError(HyperMpmdError, ValueError):
     """An op whose declaration (tile rule, shapes, kernel) is not legal."""
 
 
+class OpParameterError(HyperMpmdError, ValueError):
+    """A parameter that an op does not have, or a value that it cannot take."""
+
+
 class GraphFormatError(HyperMpmdError, ValueError):
-    """A graph file that is not one."""
+    """A graph file that is not one, or something else where a graph belongs."""
 
 
 # What `compile` refuses.

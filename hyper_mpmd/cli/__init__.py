@@ -242,6 +242,7 @@ def plan(
 
 @app.command()
 def show(
+    context: typer.Context,
     graph: Annotated[
         str, typer.Argument(metavar="GRAPH", help=f"{_GRAPH.help} Or a plan file that `plan --save` wrote.")
     ],
@@ -274,6 +275,11 @@ def show(
     saved = file.is_file() and file.suffix != ".py"
     if saved and any(value is not None for value in sizes):
         raise typer.BadParameter("a plan file is what it is: options of built-in graphs do not apply to it")
+    if saved:
+        for name in ("policy", "device", "rank", "backend"):
+            source = context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                raise typer.BadParameter(f"a plan file is what it is: --{name} does not apply to it; plan anew with it")
     subject = None if saved else _subject(graph, *sizes, seed)
     show_command(
         subject if subject is not None else file,

@@ -17,7 +17,7 @@ from hyper_mpmd.scheduler.bounds import bounds
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.viz.report import report
-from hyper_mpmd.viz.summary import summarize
+from hyper_mpmd.viz.summary import largest_tiles, summarize
 from hyper_mpmd.viz.units import duration
 
 
@@ -73,7 +73,7 @@ def plans_record(plans: Sequence[Plan]) -> dict[str, Any]:
         "predicted_ns": worst.predicted_ns,
         "bound_ns": whole.largest[1],
         "bounds": {name: ns for name, ns in asdict(whole).items() if ns},
-        "tiles": {op.name: list(op.tile) for op in worst.ops},
+        "tiles": {name: list(tile) for name, tile in largest_tiles(found).items()},
         "ranks": [plan.to_dict() for plan in found],
     }
 

@@ -88,7 +88,8 @@ def check_options(workers: int | None, timeout: float | None) -> None:
     """Refuse worker counts and deadlines that cannot be."""
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or not 0 < workers <= 1024):
         raise EngineError(f"workers is {workers!r}; it must be an int from 1 to 1024, or None")
-    if timeout is not None and not 0 < timeout < float("inf"):
+    a_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+    if timeout is not None and not (a_number and 0 < timeout < float("inf")):
         raise EngineError(f"timeout is {timeout!r}; it must be a positive number of seconds, or None")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hyper_mpmd import ops
 from hyper_mpmd.errors import ShapeError, WorldSizeError
+from hyper_mpmd.scheduler.records import MAX_RANKS
 from hyper_mpmd.tasks import DType, TaskGraph
 
 
@@ -26,7 +27,8 @@ def moe_ffn(
     keep: also output what `moe_ffn_backward` takes: received, the rows that reached this rank's experts, [rows, H], and
     gate_up, their first product, [rows, 2I].
 
-    Errors: ShapeError for a size below 1 or more choices than experts, WorldSizeError where ranks do not divide E.
+    Errors: ShapeError for a size below 1 or more choices than experts, WorldSizeError where ranks are past the
+    limit or do not divide E.
     """
     check_sizes("moe-ffn", hidden, intermediate, experts, top_k, ranks)
     g = TaskGraph("moe-ffn", ranks=ranks)
@@ -63,5 +65,7 @@ def check_sizes(graph: str, hidden: int, intermediate: int, experts: int, top_k:
             raise ShapeError(f"{graph}: {name} is {size!r}; it must be an int of at least 1")
     if top_k > experts:
         raise ShapeError(f"{graph}: top_k is {top_k}, but a token can pick each of {experts} experts only once")
+    if not 1 <= ranks <= MAX_RANKS:
+        raise WorldSizeError(f"{graph}: {ranks} ranks; it must be from 1 to {MAX_RANKS}")
     if experts % ranks:
         raise WorldSizeError(f"{graph}: {experts} experts cannot be shared out evenly over {ranks} ranks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from hyper_mpmd.errors import TileSizeError, UnknownPolicyError, WorldSizeError
+from hyper_mpmd.errors import GraphFormatError, TileSizeError, UnknownPolicyError, WorldSizeError
 from hyper_mpmd.scheduler.backend import get_backend
 from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, Descriptor, describe
 from hyper_mpmd.scheduler.device import Device, get_device
@@ -37,8 +37,11 @@ def compile(  # the word users expect, always written hm.compile
     tiles: {task: (rows, columns)} instead of the sizes that the cost model would choose.
     backend: "native", or "python" (slow, needs no compiler); by default native where it is installed.
 
-    Errors: LoadsError, UnknownDeviceError, UnknownPolicyError, WorldSizeError, TileSizeError, PlanLimitError.
+    Errors: GraphFormatError (not a graph), LoadsError, UnknownDeviceError, UnknownPolicyError, WorldSizeError,
+    TileSizeError, PlanLimitError.
     """
+    if not isinstance(graph, TaskGraph):
+        raise GraphFormatError(f"compile takes a TaskGraph; got a {type(graph).__name__}")
     if policy not in POLICIES:
         raise UnknownPolicyError(f"no policy is called {policy!r}; known: {', '.join(POLICIES)}")
     ranks = _check_world(graph, world, rank)
@@ -76,7 +79,7 @@ def compile(  # the word users expect, always written hm.compile
 def _check_world(graph: TaskGraph, world: int | None, rank: int | None) -> int:
     ranks = graph.ranks if world is None else world
     if isinstance(ranks, bool) or not isinstance(ranks, int) or not 1 <= ranks <= MAX_RANKS:
-        raise WorldSizeError(f"world is {world!r}; it must be an int from 1 to {MAX_RANKS}")
+        raise WorldSizeError(f"world is {ranks!r}; it must be an int from 1 to {MAX_RANKS}")
     if ranks != graph.ranks:
         raise WorldSizeError(
             f"graph {graph.name!r} is written for {graph.ranks} rank(s), world is {world}; write TaskGraph(..., "
@@ -88,13 +91,17 @@ def _check_world(graph: TaskGraph, world: int | None, rank: int | None) -> int:
 
 
 def _check_tiles(descriptor: Descriptor, tiles: Mapping[str, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    if not isinstance(tiles, Mapping):
+        raise TileSizeError(f"tiles are {tiles!r}; they must be a dict, task name: (rows, columns)")
     given = {}
     for name, size in tiles.items():
         if name not in descriptor.op_names:
             raise TileSizeError(f"tiles for {name!r}, but the tasks are {', '.join(descriptor.op_names)}")
         whole = isinstance(size, (tuple, list)) and len(size) == 2
         if not whole or any(isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MAX_INDEX for n in size):
-            raise TileSizeError(f"tiles of {name!r} are {size!r}; they must be (rows, columns), ints of at least 1")
+            raise TileSizeError(
+                f"tiles of {name!r} are {size!r}; they must be (rows, columns), ints from 1 to {MAX_INDEX}"
+            )
         index = descriptor.op_names.index(name)
         rows, cols = size
         op = descriptor.ops[index]

@@ -61,14 +61,14 @@ def _counts(graph: TaskGraph, space: RowSpace, given: Any) -> NDArray[np.int64]:
     shape = (graph.ranks, space.groups)
     if counts.size != graph.ranks * space.groups or counts.shape not in (shape, *_short_forms(shape)):
         raise LoadsError(f"loads of {space.name!r} have shape {list(counts.shape)}; it needs {_wanted(graph, space)}")
-    counts = np.ascontiguousarray(counts.astype(np.int64).reshape(shape))
+    counts = counts.reshape(shape)
     if (counts < 0).any():
         rank, group = (int(i) for i in np.argwhere(counts < 0)[0])
         raise LoadsError(f"loads of {space.name!r}: group {group} of rank {rank} has {counts[rank, group]} rows")
     total = int(counts.sum(dtype=object))
     if total > MAX_INDEX:
         raise LoadsError(f"loads of {space.name!r} add up to {total} rows; the limit is {MAX_INDEX}")
-    return counts
+    return np.ascontiguousarray(counts, np.int64)
 
 
 def _short_forms(shape: tuple[int, int]) -> list[tuple[int, ...]]:

@@ -95,6 +95,10 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.hash == other.hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copy and pickle: header and records, not what the engine made of them."""
+        return Plan, (self.header, self._sections)
+
     def __hash__(self) -> int:
         return int(self.hash[:15], 16)
 

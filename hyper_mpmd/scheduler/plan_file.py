@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from hyper_mpmd.errors import HyperMpmdError, PlanFormatError
+from hyper_mpmd.scheduler.descriptor import describe
+from hyper_mpmd.scheduler.loads import check_loads
 from hyper_mpmd.scheduler.plan import Plan, PlanHeader
-from hyper_mpmd.scheduler.records import PLAN_VERSION, SECTIONS, Records
+from hyper_mpmd.scheduler.records import CORE_KINDS, PLAN_VERSION, SECTIONS, Records
+from hyper_mpmd.scheduler.twin.layout import Layout, Tables
+from hyper_mpmd.tasks.graph import TaskGraph
 
 MAGIC = b"hypermpmd.plan\r\n"
 _FIXED = struct.Struct("<16sII")  # magic, version, bytes of the header
@@ -127,6 +132,76 @@ def _plan(header: str | bytes, sections: dict[str, Records]) -> Plan:
         raise PlanFormatError(f"the plan's graph: {error}") from error
     if not 0 <= parsed.rank < parsed.ranks or parsed.ranks != graph.ranks:
         raise PlanFormatError(f"rank {parsed.rank} of {parsed.ranks}, but the graph is for {graph.ranks} ranks")
-    if len(plan.sections["ops"]) != len(graph.nodes) or len(plan.sections["tensors"]) != len(graph.tensors):
-        raise PlanFormatError("the plan's ops and tensors are not those of its graph")
+    _check_tables(plan, graph)
+    _check_references(plan)
     return plan
+
+
+def _check_tables(plan: Plan, graph: TaskGraph) -> None:
+    """Ops and tensors must be those of the graph under the loads: the engine takes shapes and kernels from them."""
+    try:
+        counts = check_loads(graph, plan.header.loads)
+        descriptor = describe(graph)
+        tables = Tables.of(descriptor)
+        layout = Layout(tables, {descriptor.space_names.index(name): n for name, n in counts.items()})
+        wanted = {"ops": tables.op_records(), "tensors": layout.tensor_records(plan.rank)}
+    except HyperMpmdError as error:
+        raise PlanFormatError(f"the plan's graph and loads: {error}") from error
+    for name, records in wanted.items():
+        found = plan.sections[name]
+        if len(found) != len(records):
+            raise PlanFormatError(f"section {name!r} has {len(found)} records; the plan's graph has {len(records)}")
+        for number in np.flatnonzero(found != records)[:1]:
+            raise PlanFormatError(
+                f"section {name!r}, record {number}: {found[number]} should be {records[number]} (fields "
+                f"{', '.join(found.dtype.names or ())}), by the plan's graph and loads"
+            )
+
+
+# (section, a field that numbers one record of another section, that section)
+_POINTERS: tuple[tuple[str, str, str], ...] = (
+    ("tasks", "op", "ops"),
+    ("tasks", "launch", "launches"),
+    ("tasks", "peer", "peers"),
+    ("accesses", "tensor", "tensors"),
+    ("accesses", "rank", "peers"),
+    ("waits", "event", "events"),
+    ("signals", "rank", "peers"),
+    ("events", "signaller", "peers"),
+)
+# (section, first and number of the records of another section that belong to each of its own, that section)
+_SHARES: tuple[tuple[str, str, str, str], ...] = (
+    ("tasks", "access_begin", "access_count", "accesses"),
+    ("tasks", "wait_begin", "wait_count", "waits"),
+    ("tasks", "signal_begin", "signal_count", "signals"),
+    ("queues", "begin", "count", "tasks"),
+    ("launches", "dependency_begin", "dependency_count", "dependencies"),
+)
+
+
+def _check_references(plan: Plan) -> None:
+    """What reads a plan follows these numbers: none may lead astray. Whether the plan can run, the engine checks."""
+    sections = plan.sections
+    for name, field, into in _POINTERS:
+        _check_below(f"section {name!r}", field, sections[name][field], len(sections[into]), into)
+    _check_below("section 'queues'", "kind", sections["queues"]["kind"], len(CORE_KINDS), "core kinds")
+    _check_below("section 'dependencies'", "launch", sections["dependencies"], len(sections["launches"]), "launches")
+    local = sections["signals"]["event"][sections["signals"]["rank"] == plan.rank]
+    _check_below("signals of this rank", "event", local, len(sections["events"]), "events")
+    for name, begin, count, into in _SHARES:
+        counts = sections[name][count].astype(np.int64)
+        begins = np.cumsum(counts) - counts
+        for number in np.flatnonzero(sections[name][begin] != begins)[:1]:
+            raise PlanFormatError(
+                f"section {name!r}, record {number}: {begin} is {sections[name][begin][number]}; those of the records "
+                f"before end at {begins[number]}"
+            )
+        if counts.sum() != len(sections[into]):
+            raise PlanFormatError(
+                f"the {count} of section {name!r} add up to {counts.sum()}; section {into!r} has {len(sections[into])}"
+            )
+
+
+def _check_below(where: str, field: str, values: NDArray[Any], limit: int, what: str) -> None:
+    for number in np.flatnonzero(values >= limit)[:1]:
+        raise PlanFormatError(f"{where}, record {number}: {field} is {values[number]}; there are {limit} {what}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hyper_mpmd.errors import WorldSizeError
+from hyper_mpmd.errors import PlanFormatError, WorldSizeError
 from hyper_mpmd.scheduler.plan import Plan
 
 if TYPE_CHECKING:
@@ -13,10 +13,21 @@ if TYPE_CHECKING:
 
 
 class World:
-    """The plans of all ranks. Made by `hm.compile(..., world=W)`."""
+    """The plans of all ranks. Made by `hm.compile(..., world=W)`, or of plans that were loaded, in order of rank.
+
+    Errors: WorldSizeError for plans that are not one of each rank, PlanFormatError for plans not made together.
+    """
 
     def __init__(self, plans: Sequence[Plan]) -> None:
         self.plans = tuple(plans)
+        wanted = self.plans[0].ranks if self.plans else 1
+        if [(plan.rank, plan.ranks) for plan in self.plans] != [(rank, wanted) for rank in range(wanted)]:
+            found = ", ".join(f"rank {plan.rank} of {plan.ranks}" for plan in self.plans) or "none"
+            raise WorldSizeError(f"a world is one plan of each rank, in order; got {found}")
+        for name in ("graph", "loads", "tiles"):
+            for plan in self.plans[1:]:
+                if getattr(plan.header, name) != getattr(self.plans[0].header, name):
+                    raise PlanFormatError(f"rank {plan.rank}'s plan was made with other {name} than rank 0's")
 
     def __len__(self) -> int:
         return len(self.plans)

@@ -28,6 +28,9 @@ from hyper_mpmd.tasks.op import CoreKind, Op, TensorType
 from hyper_mpmd.tasks.rule import Access
 from hyper_mpmd.tasks.tensor import ITEM_BYTES, DType, Route, RouteKind, RowSpace, Tensor
 
+# Names that `Plan.run` and its kin take beside the inputs, which come by keyword as well.
+RUN_OPTIONS = ("self", "plan", "engine", "workers", "timeout")
+
 
 class Node(BaseModel):
     """One task of the graph: an op on named tensors. `name` is the name people see in reports, traces and errors."""
@@ -83,6 +86,8 @@ class TaskGraph:
     def input(self, name: str, shape: Sequence[RowSpace | int], dtype: DType = "float32") -> Tensor:
         """Declare a tensor that `run` is given: 1 to 3 dimensions, the first may be a row space."""
         self._check_free(name)
+        if name in RUN_OPTIONS:
+            raise NameTakenError(f"input {name!r}: run(..., {name}=...) has another meaning; rename the input")
         tensor = Tensor(name=name, shape=self._check_shape(name, shape), dtype=_check_dtype(name, dtype))
         self._inputs.append(name)
         return self._add_tensor(tensor)
@@ -119,7 +124,8 @@ class TaskGraph:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """By name: the inputs, then what the tasks make; the order in which they are numbered in plans and files."""
-        return {name: self._tensors[name] for name in (*self._inputs, *self._made())}
+        made = (name for node in self._nodes.values() for name in node.outputs)
+        return {name: self._tensors[name] for name in (*self._inputs, *made)}
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -160,10 +166,11 @@ class TaskGraph:
 
     __hash__ = None  # type: ignore[assignment]  # graphs are mutable
 
-    # ---- inside --------------------------------------------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        """For copy and pickle: all but what lowering packed, which is made again when it is needed."""
+        return {**self.__dict__, "_sealed": None}
 
-    def _made(self) -> list[str]:
-        return [name for node in self._nodes.values() for name in node.outputs]
+    # ---- inside --------------------------------------------------------------------------------------------------
 
     def _add(self, name: str, core: CoreKind, op: Op, inputs: Sequence[Tensor]) -> Any:
         self._check_free(name)
@@ -187,7 +194,7 @@ class TaskGraph:
                 f"task {name!r}: {type(op).__name__} makes {len(types)} shapes for {len(op.rule.outputs)} outputs"
             )
         names = [name] if len(types) == 1 else [f"{name}.{index}" for index in range(len(types))]
-        for output in names[1:] if len(names) > 1 else ():
+        for output in names if len(names) > 1 else ():
             self._check_free(output)
         outputs = [
             Tensor(name=output, shape=self._check_shape(output, type_.shape), dtype=_check_dtype(output, type_.dtype))
@@ -330,6 +337,6 @@ def _check_name(what: str, name: object) -> None:
 
 
 def _check_dtype(name: str, dtype: str) -> DType:
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise DTypeError(f"tensor {name!r}: dtype {dtype!r} is not one of {', '.join(ITEM_BYTES)}")
     return dtype  # type: ignore[return-value]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hyper_mpmd.errors import CycleError, GraphFormatError, UnknownTensorError
+from hyper_mpmd.errors import CycleError, GraphFormatError, OpParameterError, UnknownTensorError
 from hyper_mpmd.tasks.op import CoreKind, lookup_op
 from hyper_mpmd.tasks.tensor import RowSpace, Tensor
 
@@ -83,9 +83,9 @@ def load(text: str | bytes) -> TaskGraph:
         parameters = dict(node.op)
         op_class = lookup_op(str(parameters.pop("name", None)))
         try:
-            op = op_class.model_validate(parameters)
-        except ValidationError as error:
-            raise GraphFormatError(f"task {node.name!r}: {_first(error)}") from None
+            op = op_class(**parameters)
+        except OpParameterError as error:
+            raise GraphFormatError(f"task {node.name!r}: {error}") from None
         made = graph._add(node.name, node.core, op, [tensors[name] for name in node.inputs])
         made = made if isinstance(made, tuple) else (made,)
         if [tensor.name for tensor in made] != node.outputs:

@@ -9,11 +9,11 @@ import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hyper_mpmd.errors import NameTakenError, OpRuleError
+from hyper_mpmd.errors import NameTakenError, OpParameterError, OpRuleError
 from hyper_mpmd.tasks.rule import TileRule, check_rule
 from hyper_mpmd.tasks.tensor import DType, RouteKind, Tensor
 
@@ -66,6 +66,16 @@ class Op(BaseModel):
     core: ClassVar[CoreKind]
     rule: ClassVar[TileRule]
     inplace: ClassVar[dict[int, int]] = {}
+    if not TYPE_CHECKING:  # type checkers keep the signature that pydantic makes of the fields
+
+        def __init__(self, /, **parameters: Any) -> None:
+            try:
+                super().__init__(**parameters)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = f"{type(self).__name__}({'.'.join(map(str, first['loc']))}={first['input']!r})"
+                raise OpParameterError(f"{where}: {first['msg']}") from None
+
     # The engine's own kernel for this op (a name in scheduler/records.py), or None for a Python kernel.
     native: ClassVar[str | None] = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.viz.summary import PlanSummary, launch_kinds, summarize
+from hyper_mpmd.viz.summary import PlanSummary, largest_tiles, launch_kinds, summarize
 from hyper_mpmd.viz.units import duration, percent, quantity, size
 
 _BOUNDS = {
@@ -37,6 +37,7 @@ def _ranks(plans: Sequence[Plan]) -> str:
 def _op_table(found: Sequence[PlanSummary]) -> list[str]:
     """A line an op, over all ranks."""
     total = sum(op.busy_ns for plan in found for op in plan.ops)
+    tiles = largest_tiles(found)
     lines = [["task", "op", "kind", "rows", "tiles", "tile size", "work", "core time", ""]]
     for same in zip(*(plan.ops for plan in found), strict=True):
         op, flops, busy = same[0], sum(o.flops for o in same), sum(o.busy_ns for o in same)
@@ -48,7 +49,7 @@ def _op_table(found: Sequence[PlanSummary]) -> list[str]:
                 op.kind,
                 f"{sum(o.rows for o in same):,}",
                 f"{tasks:,}",
-                " x ".join(map(str, op.tile)) if tasks else "-",
+                " x ".join(map(str, tiles[op.name])) if tasks else "-",
                 quantity(flops, "FLOP") if flops else "-",
                 duration(busy),
                 percent(busy / total) if total else "",

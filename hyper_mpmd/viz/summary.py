@@ -96,6 +96,15 @@ def summarize(plan: Plan) -> PlanSummary:
     )
 
 
+def largest_tiles(found: Sequence[PlanSummary]) -> dict[str, tuple[int, int]]:
+    """Rows and columns of each op's largest tile on any of these ranks; some may have no rows of it."""
+    tiles = {}
+    for same in zip(*(plan.ops for plan in found), strict=True):
+        rows, cols = zip(*(op.tile for op in same), strict=True)
+        tiles[same[0].name] = (max(rows), max(cols))
+    return tiles
+
+
 def _ops(plan: Plan, per_op: NDArray[np.int64]) -> tuple[OpSummary, ...]:
     tasks, tensors = plan.tasks, plan.sections["tensors"]
     names = list(plan.graph.tensors)

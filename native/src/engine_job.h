@@ -159,22 +159,23 @@ inline std::vector<uint32_t> queues_of(const PlanImage& image, uint32_t worker, 
   return mine;
 }
 
-inline void note_blocked(Job& job, uint32_t rank, const std::vector<uint32_t>& queues,
-                         const std::vector<Cursor>& cursors) {
+// Where the cores of a worker stood when the launch was ended. One whose next task could have run was not blocked: it
+// was inside the task before.
+template <class Platform>
+void note_blocked(Platform& platform, Job& job, uint32_t rank, const std::vector<uint32_t>& queues,
+                  const std::vector<Cursor>& cursors) {
   const RankView& view = job.views[rank];
   const PlanImage& image = *(*job.ranks)[rank].image;
   std::vector<BlockedCore> found;
   for (size_t i = 0; i < cursors.size(); ++i) {
-    const Cursor& cursor = cursors[i];
-    if (cursor.next == cursor.end) continue;
+    Cursor cursor = cursors[i];
+    if (cursor.next == cursor.end || ready(platform, view, cursor)) continue;
     const TaskRecord& task = image.tasks[cursor.next];
     BlockedCore core{image.rank, queues[i], cursor.next, kNone, 0, 0};
-    if (cursor.wait < task.wait_count) {
+    if (view.gates == nullptr || platform.load_acquire(&view.gates[task.launch]) != 0) {
       const WaitRecord& wait = image.waits[task.wait_begin + cursor.wait];
-      const uint32_t* word =
-          wait.event < view.local_events ? &view.cells[wait.event].count : &view.heap[image.events[wait.event].slot];
       core.event = wait.event;
-      core.have = __atomic_load_n(word, __ATOMIC_ACQUIRE) - event_base(view, wait.event);
+      core.have = event_count(platform, view, wait.event) - event_base(view, wait.event);
       core.need = wait.threshold;
     }
     found.push_back(core);
@@ -194,7 +195,7 @@ void work_as(Job& job, uint32_t thread, kernels::Scratch& scratch) {
   }
   CpuPlatform<kTraced> platform(job, rank, thread % job.workers, scratch);
   if (!walk(platform, job.views[rank], cursors.data(), static_cast<uint32_t>(cursors.size()))) {
-    note_blocked(job, rank, queues, cursors);
+    note_blocked(platform, job, rank, queues, cursors);
     return;
   }
 }

@@ -189,6 +189,10 @@ std::string event_fault(const PlanImage& image) {
       const WaitRecord& wait = image.waits[task.wait_begin + i];
       if (wait.event >= image.events.size()) return "a wait for an event that does not exist";
       if (wait.threshold > image.events[wait.event].threshold) return at("event", wait.event) + ": waited for too much";
+      // Peers give credit once they have finished: this launch can only wait for that of earlier ones.
+      if (wait.event >= local && image.events[wait.event].op == kNone && wait.threshold != 0) {
+        return at("event", wait.event) + ": credit of the launch that waits for it";
+      }
     }
   }
   for (uint32_t i = 0; i < local; ++i) {
@@ -366,7 +370,15 @@ std::string world_fault(const std::vector<const PlanImage*>& images) {
     const PlanImage& image = *images[r];
     const std::string mine = "rank " + std::to_string(r) + ": ";
     if (image.rank != r) return mine + "the plan is of rank " + std::to_string(image.rank);
-    if (image.tensors.size() != images[0]->tensors.size()) return mine + "another graph than rank 0's";
+    // What peers write lies at one place and in one form on all ranks.
+    const auto alike = [](const TensorRecord& a, const TensorRecord& b) {
+      return a.role == b.role && (a.role != static_cast<uint32_t>(Role::kSymmetric) ||
+                                  (a.dtype == b.dtype && a.cols == b.cols && a.offset == b.offset));
+    };
+    if (!std::equal(image.tensors.begin(), image.tensors.end(), images[0]->tensors.begin(), images[0]->tensors.end(),
+                    alike)) {
+      return mine + "another graph than rank 0's";
+    }
     std::vector<uint32_t> arrivals(image.heap_words(), 0);
     for (size_t s = 0; s < images.size(); ++s) {
       if (s == r) continue;

@@ -39,9 +39,9 @@ class Builder {
     image_.events.push_back({threshold, image_.rank, kNone, 0, 0, 0, 0, 0, 0, 0});
     return static_cast<uint32_t>(image_.events.size() - 1);
   }
-  // Of a peer: after all local events.
-  uint32_t remote_event(uint32_t peer, uint32_t slot) {
-    image_.events.push_back({1, peer, slot, kNone, 0, kNone, 0, 0, 0, 0});
+  // Of a peer: after all local events. op: that put it; kNone for a credit.
+  uint32_t remote_event(uint32_t peer, uint32_t slot, uint32_t op) {
+    image_.events.push_back({1, peer, slot, op, 0, op == kNone ? kNone : 0, 0, 0, 0, 0});
     return static_cast<uint32_t>(image_.events.size() - 1);
   }
   void heaps(uint32_t words, uint32_t credit_slot) { image_.peers.assign(image_.ranks, {credit_slot, words}); }
@@ -154,10 +154,10 @@ inline PlanImage ring(uint32_t rank, uint32_t ranks, uint32_t cols) {
                  y = b.tensor(Role::kOutput, 1, cols);
   b.heaps(ranks * stride, rank * stride);
   const uint32_t copy = b.op(Kernel::kCopy, 1);
-  const uint32_t arrival = b.remote_event(previous, previous * stride + kWordsPerLine);
+  const uint32_t arrival = b.remote_event(previous, previous * stride + kWordsPerLine, copy);
   std::vector<uint32_t> credit(ranks, 0);
   for (uint32_t peer = 0; peer < ranks; ++peer) {
-    if (peer != rank) credit[peer] = b.remote_event(peer, peer * stride);
+    if (peer != rank) credit[peer] = b.remote_event(peer, peer * stride, kNone);
   }
   b.add(0, {copy,
             {{x, rank, 0, 1, 0, cols}, {box, next, 0, 1, 0, cols}},

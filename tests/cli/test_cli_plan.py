@@ -60,6 +60,16 @@ def test_options_of_graphs_do_not_go_with_a_plan_file(call, small, tmp_path):
     file = tmp_path / "w.plan"
     call("plan", "moe-ffn", *small, "--save", file)
     assert call("show", file, "--tokens", 3).exit_code == 2
+    for option, value in (("--policy", "O0"), ("--device", "ascend-a3"), ("--rank", 0), ("--backend", "python")):
+        result = call("show", file, option, value)
+        assert result.exit_code == 2
+        assert option in result.stderr
+
+
+def test_more_ranks_than_a_world_can_have_are_refused_at_once(call):
+    result = call("plan", "moe-ffn", "--ep", 5000, "--experts", 5000)
+    assert result.exit_code == 1
+    assert "5000 ranks; it must be from 1 to 4096" in result.stderr
 
 
 def test_a_file_that_is_no_plan_is_refused(call, tmp_path):

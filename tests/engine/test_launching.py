@@ -1,6 +1,7 @@
 """Launches from many threads, inside kernels, after a fork, interrupted, failing, past a deadline: never a hang."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,14 +99,24 @@ def test_a_launch_past_its_deadline_names_core_task_and_what_it_lacked():
     g = hm.TaskGraph("late")
     x = g.input("x", (32, 16))
     g.output("y", g.vector("after", DoubleInPlace(), g.vector("slow", Probe(), x)))
-    plan = hm.compile(g, tiles={"slow": (32, 16), "after": (32, 16)}, device="ascend-a3")
+    plan = hm.compile(g, tiles={"slow": (32, 16), "after": (16, 16)}, device="ascend-a3")
     PROBE["call"] = lambda tile: time.sleep(0.5)
     inputs = {"x": torch.ones(32, 16)}
     with pytest.raises(errors.LaunchTimeout) as caught:
-        plan.run(**inputs, timeout=0.1)
+        plan.run(**inputs, workers=2, timeout=0.1)
     assert isinstance(caught.value, TimeoutError)
+    assert re.search(r"AIV \d+: after\.t\d waits for event \d+ \(have 0, need 1\)", str(caught.value))
     PROBE.clear()
     assert torch.equal(plan.run(**inputs, timeout=30)["y"], inputs["x"] * 4)
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+def test_a_deadline_that_passes_inside_a_kernel_blames_no_wait(policy):
+    graph, inputs = probe_graph()
+    plan = hm.compile(graph, policy=policy)
+    PROBE["call"] = lambda tile: time.sleep(0.2)
+    with pytest.raises(errors.LaunchTimeout, match="every core was inside a task"):
+        plan.run(**inputs, timeout=0.05)
 
 
 def test_worker_threads_never_leak_their_thread_count_into_torch():

@@ -44,7 +44,7 @@ def test_bad_worker_counts_are_refused(workers):
         hm.compile(ffn(), loads=LOADS).run(**ffn_inputs(), workers=workers)
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan"), float("inf"), "2", True])
 def test_bad_deadlines_are_refused(timeout):
     with pytest.raises(errors.EngineError, match="timeout is"):
         hm.compile(ffn(), loads=LOADS).run(**ffn_inputs(), timeout=timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
 import harness
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def test_contenders_run_in_turn_and_the_first_one_changes():
@@ -42,3 +45,15 @@ def test_json_has_medians_ratios_and_the_bound(monkeypatch, capsys):
     assert record["contenders"]["own"]["of_bound"] == pytest.approx(0.5)
     assert record["bound_by"] == "products"
     assert "a case" in err
+
+
+def test_the_engines_benchmark_measures_every_shape():
+    """It calls the native module below `run`, so nothing else notices when the two drift apart."""
+    command = [sys.executable, "benchmarks/engine.py", "--tasks", "2000", "--rounds", "1", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout)["cases"]
+    assert {(case["shape"], case["workers"]) for case in cases} == {
+        (shape, workers) for shape in ("chain", "flat", "grid") for workers in (1, 2)
+    }
+    assert all(case["run_ns"] > 0 for case in cases)

@@ -35,6 +35,7 @@ REFUSALS = {
     "ragged": ({"loads": [[1], [2, 3]]}, errors.LoadsError, ["'tokens'"]),
     "truth values": ({"loads": [True] * 4}, errors.LoadsError, ["bool"]),
     "too many rows": ({"loads": [1 << 40, 0, 0, 0]}, errors.LoadsError, [str(1 << 40), str(MAX_INDEX)]),
+    "more rows than 63 bits": ({"loads": np.full(4, 1 << 63, np.uint64)}, errors.LoadsError, [str(1 << 65)]),
     "device": ({"device": "tpu"}, errors.UnknownDeviceError, ["'tpu'", "cpu", "ascend-a3"]),
     "device of the wrong type": ({"device": ["cpu"]}, errors.UnknownDeviceError, ["cpu"]),
     "policy": ({"policy": "O2"}, errors.UnknownPolicyError, ["'O2'", "O0, O1"]),
@@ -44,6 +45,8 @@ REFUSALS = {
     "rank outside": ({"rank": 1}, errors.WorldSizeError, ["rank is 1", "0 to 0"]),
     "tiles of nothing": ({"tiles": {"down": (1, 1)}}, errors.TileSizeError, ["'down'", "up"]),
     "tiles of nothing wide": ({"tiles": {"up": (16, 0)}}, errors.TileSizeError, ["'up'", "(16, 0)"]),
+    "tiles past an index": ({"tiles": {"up": (1 << 40, 1)}}, errors.TileSizeError, [str(1 << 40), str(MAX_INDEX)]),
+    "tiles in a list": ({"tiles": [("up", (16, 16))]}, errors.TileSizeError, ["dict"]),
     "tiles of three numbers": ({"tiles": {"up": (16, 16, 16)}}, errors.TileSizeError, ["(16, 16, 16)"]),
 }
 
@@ -116,6 +119,16 @@ def test_plan_beyond_a_limit_is_refused_with_value_and_limit(name, backend):
         hm.compile(g, loads, world=g.ranks, tiles=tiles, device=SMALL, backend=backend)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_what_is_no_graph_is_refused_by_its_type():
+    with pytest.raises(errors.GraphFormatError, match="takes a TaskGraph; got a tuple"):
+        hm.compile((graph(), FINE))
+
+
+def test_a_graph_for_more_ranks_than_a_world_can_have_is_refused():
+    with pytest.raises(errors.WorldSizeError, match=r"world is 5000; .* to 4096"):
+        hm.compile(hm.TaskGraph("g", ranks=5000))
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 import hyper_mpmd as hm
 from hyper_mpmd import errors
 from hyper_mpmd.tasks import Access, Op, TensorType, TileRule
-from hyper_mpmd.testing.sample_ops import ScaleInPlace
+from hyper_mpmd.tasks.graph import RUN_OPTIONS
+from hyper_mpmd.testing.sample_ops import Halves, ScaleInPlace
 
 ops = hm.ops
 
@@ -249,6 +254,31 @@ REFUSALS = {
         ValueError,
         ["'y'", "'h'"],
     ),
+    "two outputs, one of a name that is taken": (
+        lambda f: (f.g.input("t.0", (2, 2)), f.g.vector("t", Halves(), f.h)),
+        errors.NameTakenError,
+        ValueError,
+        ["'g'", "'t.0'"],
+    ),
+    "an input that run could not be given": (
+        lambda f: f.g.input("workers", (2, 2)),
+        errors.NameTakenError,
+        ValueError,
+        ["'workers'", "rename"],
+    ),
+    "a dtype that is no name": (lambda f: f.g.input("z", (2, 2), []), errors.DTypeError, TypeError, ["'z'", "[]"]),
+    "a parameter out of range": (
+        lambda f: ops.Put(to="shift", shift=-1),
+        errors.OpParameterError,
+        ValueError,
+        ["Put(shift=-1)", "0"],
+    ),
+    "a parameter that no op has": (
+        lambda f: ops.Matmul(bias=True),
+        errors.OpParameterError,
+        ValueError,
+        ["Matmul(bias=True)"],
+    ),
     "output of an input": (lambda f: f.g.output("y", f.x), errors.UnknownTensorError, ValueError, ["'y'", "'x'"]),
 }
 
@@ -264,6 +294,27 @@ def test_wrong_line_is_refused_with_names_and_numbers(name):
     for word in words:
         assert word in str(caught.value)
     assert [node.name for node in fixture.g.nodes] == ["h"]
+
+
+def test_names_that_inputs_cannot_have_are_the_options_of_run():
+    from hyper_mpmd.engine.group import GroupEngine
+
+    taken = set()
+    for method in (hm.Plan.run, hm.Plan.run_measured, GroupEngine.run, GroupEngine.run_measured):
+        taken |= {p.name for p in inspect.signature(method).parameters.values() if p.kind is not p.VAR_KEYWORD}
+    assert taken == set(RUN_OPTIONS)
+
+
+def test_graphs_and_plans_can_be_copied_and_pickled_at_any_time():
+    fixture = Fixture()
+    fixture.g.output("y", fixture.h)
+    plan = hm.compile(fixture.g, {"tokens": [1, 2, 3], "others": [0, 0, 0]})
+    plan.run(x=torch.ones(6, 8), o=torch.ones(0, 8), w=torch.ones(3, 8, 6), plain=torch.ones(5, 8))
+    for copied in (pickle.loads(pickle.dumps(plan)), copy.deepcopy(plan)):
+        assert copied == plan
+        assert not copied.tasks.flags.writeable
+    for again in (pickle.loads(pickle.dumps(fixture.g)), copy.deepcopy(fixture.g)):
+        assert again == fixture.g
 
 
 def test_groups_that_no_world_can_share_out_are_refused():

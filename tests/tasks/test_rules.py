@@ -103,6 +103,15 @@ def test_ops_that_gather_by_index_are_legal(op):
     assert_op_legal(op, shapes, dtypes=dtypes, loads=COUNTS)
 
 
+def test_a_reference_of_another_shape_than_declared_is_found_out():
+    class Shorter(sample_ops.Copy):
+        def reference(self, layout, *inputs):
+            return inputs[0][1:]
+
+    with pytest.raises(OpRuleError, match=r"\[40, 40\] by shapes\(\), torch.float32 \[39, 40\] by reference\(\)"):
+        assert_op_legal(Shorter(), [(40, 40)])
+
+
 def test_a_kernel_that_leaves_its_tile_is_found_out():
     class OffByOne(sample_ops.Copy):
         def kernel(self, tile, *views):

@@ -35,6 +35,14 @@ def test_a_memory_bound_beyond_the_prediction_is_pointed_out():
     assert "note: memory, where caches" in plan.report()
 
 
+def test_a_rank_without_rows_does_not_hide_the_tile_sizes_of_the_others():
+    graph = hm.TaskGraph("uneven", ranks=2)
+    x, w = graph.input("x", (graph.rows("rows"), 64)), graph.input("w", (64, 64))
+    graph.output("y", graph.cube("product", hm.ops.Matmul(), x, w))
+    world = hm.compile(graph, [0, 20], world=2, tiles={"product": (20, 32)})
+    assert "20 x 32" in world.report()
+
+
 def test_flops_are_those_of_the_products():
     world, routing = plans(hidden=64, intermediate=32)
     by_name = {op.name: op for op in summarize(world[0]).ops}

@@ -1,4 +1,4 @@
-"""Where the rows of each row space lie on each rank, and which rows travel where."""
+"""Where the rows of each row space lie on each rank, which rows travel where; ops and tensors as plans hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hyper_mpmd.errors import PlanLimitError
 from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, OPERAND_COLUMNS, SPACE_COLUMNS, TENSOR_COLUMNS, Descriptor
-from hyper_mpmd.scheduler.records import MAX_INDEX, ROUTES
+from hyper_mpmd.scheduler.records import ALIGNMENT, MAX_BYTES, MAX_INDEX, OP, ROLES, ROUTES, TENSOR, Records
 
 SCATTER, RETURN, ALL, SHIFT = (ROUTES[name] for name in ("scatter", "return", "all", "shift"))
 
@@ -60,6 +60,10 @@ class Tables:
     def boxes(self, op: Row) -> list[Row]:
         return self.operands[op.operand_begin : op.operand_begin + op.boxes]
 
+    def op_records(self) -> Records:
+        """A plan's ops section."""
+        return np.array([(o.kernel, o.kind, o.dtype, o.read_boxes, o.hop, o.route) for o in self.ops], OP)
+
 
 class Segment(NamedTuple):
     """Consecutive rows that travel together: from the sender's rows to the receiver's, within one received group."""
@@ -102,6 +106,36 @@ class Layout:
 
     def total(self, space: int, rank: int) -> int:
         return self.offsets[space][rank][-1]
+
+    def tensor_rows(self, tensor: int, rank: int) -> int:
+        row = self.tables.tensors[tensor]
+        return row.rows if row.space < 0 else self.total(row.space, rank)
+
+    def tensor_records(self, rank: int) -> Records:
+        """A plan's tensors section, for this rank."""
+        offsets = {ROLES["workspace"]: 0, ROLES["symmetric"]: 0}
+        records = np.zeros(len(self.tables.tensors), TENSOR)
+        for index, (record, tensor) in enumerate(zip(records, self.tables.tensors, strict=True)):
+            rows = self.tensor_rows(index, rank)
+            record["dtype"], record["role"], record["storage"] = tensor.dtype, tensor.role, tensor.storage
+            record["rows"], record["cols"] = rows, tensor.cols
+            if tensor.role == ROLES["symmetric"]:  # the same offsets on every rank: room for the rank with most rows
+                rows = max(self.tensor_rows(index, other) for other in range(self.tables.ranks))
+            record["most_rows"] = rows
+            size = rows * tensor.cols * tensor.item_bytes
+            after = offsets.get(tensor.role, 0) + -(-size // ALIGNMENT) * ALIGNMENT
+            if after > MAX_BYTES:
+                raise PlanLimitError(
+                    f"tensor {self.tables.tensor_names[index]!r} takes {size} bytes, and those of its kind together "
+                    f"{after}; the limit is {MAX_BYTES}"
+                )
+            if tensor.role in offsets:
+                if tensor.storage == index:
+                    record["offset"] = offsets[tensor.role]
+                    offsets[tensor.role] = after
+                else:
+                    record["offset"] = records[tensor.storage]["offset"]
+        return records
 
     def _arrival(self, space: int, rank: int, group: int, source: int) -> int:
         """The first row, in a scattered space on `rank`, of the rows of local `group` that came from `source`."""

@@ -97,7 +97,7 @@ class _Lowering:
         self.ghosts: list[Ghost] = []
 
     def program(self) -> TileProgram:
-        tensors = self._tensors()
+        tensors = self.layout.tensor_records(self.rank)
         self._check_size()
         for index, op in enumerate(self.tables.ops):
             first = len(self.tasks)
@@ -153,7 +153,7 @@ class _Lowering:
 
     def _box(self, op: Row, box: Row, group: int, reach: dict[int, tuple[int, int]]) -> Box:
         tensor = self.tables.tensors[box.tensor]
-        height = tensor.block_rows if box.group else self._tensor_rows(box.tensor, self.rank)
+        height = tensor.block_rows if box.group else self.layout.tensor_rows(box.tensor, self.rank)
         row, rows = reach.get(box.rows_axis, (0, height))
         col, cols = reach.get(box.cols_axis, (0, tensor.cols))
         if box.group:
@@ -161,10 +161,6 @@ class _Lowering:
         if box.shift:
             col += box.shift * {1: op.rows_value, 2: op.cols_value, 3: op.reduction_value}[box.cols_axis]
         return row, rows, col, cols
-
-    def _tensor_rows(self, tensor: int, rank: int) -> int:
-        row = self.tables.tensors[tensor]
-        return row.rows if row.space < 0 else self.layout.total(row.space, rank)
 
     def _puts(self, index: int, op: Row) -> Iterator[TileTask]:
         source, target = self.tables.boxes(op)
@@ -288,7 +284,7 @@ class _Lowering:
         return TileProgram(
             rank=self.rank,
             ranks=self.tables.ranks,
-            ops=np.array([(o.kernel, o.kind, o.dtype, o.read_boxes, o.hop, o.route) for o in self.tables.ops], R.OP),
+            ops=self.tables.op_records(),
             tensors=tensors,
             tasks=tasks,
             accesses=np.array(accesses, R.ACCESS),
@@ -316,32 +312,6 @@ class _Lowering:
                 slot = self.landings.credit_slot(peer, self.rank)
                 records.append((1, peer, slot, R.NONE, 0, R.NONE, 0, 0, 0, 0))
         return records, numbers
-
-    def _tensors(self) -> R.Records:
-        offsets = {R.ROLES["workspace"]: 0, R.ROLES["symmetric"]: 0}
-        records = np.zeros(len(self.tables.tensors), R.TENSOR)
-        symmetric = R.ROLES["symmetric"]
-        for index, (record, tensor) in enumerate(zip(records, self.tables.tensors, strict=True)):
-            rows = self._tensor_rows(index, self.rank)
-            record["dtype"], record["role"], record["storage"] = tensor.dtype, tensor.role, tensor.storage
-            record["rows"], record["cols"] = rows, tensor.cols
-            if tensor.role == symmetric:  # the same offsets on every rank: room for the rank with most rows
-                rows = max(self._tensor_rows(index, rank) for rank in range(self.tables.ranks))
-            record["most_rows"] = rows
-            size = rows * tensor.cols * tensor.item_bytes
-            after = offsets.get(tensor.role, 0) + -(-size // R.ALIGNMENT) * R.ALIGNMENT
-            if after > R.MAX_BYTES:
-                raise PlanLimitError(
-                    f"tensor {self.tables.tensor_names[index]!r} takes {size} bytes, and those of its kind together "
-                    f"{after}; the limit is {R.MAX_BYTES}"
-                )
-            if tensor.role in offsets:
-                if tensor.storage == index:
-                    record["offset"] = offsets[tensor.role]
-                    offsets[tensor.role] = after
-                else:
-                    record["offset"] = records[tensor.storage]["offset"]
-        return records
 
     def _peers(self) -> R.Records:
         world = range(self.tables.ranks)
