@@ -168,7 +168,8 @@ def test_digest_follows_ranks_in_order_and_takes_bfloat16():
 
 
 def test_processes_give_the_bits_of_one_process(call):
-    options = "run moe-ffn --tokens 96 --hidden 64 --intermediate 32 --experts 4 --ep 2 --repeat 2 --json".split()
+    sizes = {"tokens": 96, "hidden": 64, "intermediate": 32, "experts": 4, "ep": 2, "repeat": 2}
+    options = ["run", "moe-ffn", "--json", *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]
     records = []
     for extra in ([], ["--processes"]):
         result = call(*options, *extra)
