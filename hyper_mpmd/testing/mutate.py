@@ -340,7 +340,8 @@ KINDS = tuple(_CHANGES)
 def mutate(plans: Sequence[Plan], seed: int, kind: str | None = None) -> Mutant | None:
     """A mutant of the plans of a world (ranks in order), the same for the same seed.
 
-    kind: one of KINDS; None for a random one that the world has a place for. Returns None where it has none.
+    kind: one of KINDS; None for a random one that the world has a place for. Returns None where it has none, or where
+    the change came to nothing: two equal waits swapped, say.
     """
     kinds = [kind] if kind is not None else random.Random(seed).sample(KINDS, len(KINDS))
     for each in kinds:
@@ -349,5 +350,11 @@ def mutate(plans: Sequence[Plan], seed: int, kind: str | None = None) -> Mutant 
             what = _CHANGES[each](world)
         except _NoPlace:
             continue
-        return Mutant(tuple(draft.plan() for draft in world.drafts), each, what)
+        made = tuple(draft.plan() for draft in world.drafts)
+        if any(_differ(*pair) for pair in zip(plans, made, strict=True)):
+            return Mutant(made, each, what)
     return None
+
+
+def _differ(plan: Plan, other: Plan) -> bool:
+    return any(not np.array_equal(records, other.sections[name]) for name, records in plan.sections.items())
