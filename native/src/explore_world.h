@@ -83,29 +83,37 @@ class World {
   }
 
  private:
-  // Bytes [begin + i * stride, begin + i * stride + width) for each of `rows` i, in one piece of memory.
+  // Bytes [begin + i * stride, begin + i * stride + width) for each of `rows` i, in one piece of memory. `tensor`:
+  // where the tensor begins, whose rows are `stride` bytes each.
   struct Box {
     std::tuple<uint32_t, uint32_t, uint32_t> memory;  // rank, role, and the storage where each tensor has its own
-    uint64_t begin, stride, width, rows;
+    uint64_t tensor, begin, stride, width, rows;
     uint32_t access;
     bool written;
   };
 
   static bool share_bytes(const Box& a, const Box& b) {
     if (a.memory != b.memory) return false;
+    if (a.tensor == b.tensor && a.stride == b.stride) {
+      const uint64_t a_row = (a.begin - a.tensor) / a.stride, a_col = (a.begin - a.tensor) % a.stride;
+      const uint64_t b_row = (b.begin - b.tensor) / b.stride, b_col = (b.begin - b.tensor) % b.stride;
+      return a_row < b_row + b.rows && b_row < a_row + a.rows && a_col < b_col + b.width && b_col < a_col + a.width;
+    }
     uint64_t i = 0, j = 0;
     while (i < a.rows && j < b.rows) {
       const uint64_t a_begin = a.begin + i * a.stride, b_begin = b.begin + j * b.stride;
       if (a_begin + a.width <= b_begin) {
-        ++i;
+        i += std::max<uint64_t>(1, (b_begin - a_begin - a.width) / a.stride);
       } else if (b_begin + b.width <= a_begin) {
-        ++j;
+        j += std::max<uint64_t>(1, (a_begin - b_begin - b.width) / b.stride);
       } else {
         return true;
       }
     }
     return false;
   }
+
+  static constexpr uint64_t kMaxSize = uint64_t{1} << 56;  // points, or bytes: sums of these stay within 64 bits
 
   template <class... Parts>
   static void require(bool good, const Parts&... parts) {
@@ -123,7 +131,8 @@ class World {
     require(plan.peers.size() == plans_.size(), where, "peers: one record a rank is needed");
     for (const TensorRecord& tensor : plan.tensors) {
       require(tensor.dtype <= 3 && tensor.role <= 3 && tensor.storage < plan.tensors.size() &&
-                  tensor.rows <= kMaxIndex && tensor.cols <= kMaxIndex && tensor.offset <= kMaxBytes / 2,
+                  tensor.rows <= kMaxIndex && tensor.cols <= kMaxIndex && tensor.offset <= kMaxSize &&
+                  (tensor.cols == 0 || tensor.rows <= kMaxSize / tensor.cols),
               where, "a tensor's dtype, role, storage or size");
     }
     for (const TaskRecord& task : plan.tasks) {
@@ -254,8 +263,10 @@ class World {
     const auto item = static_cast<uint64_t>(size_of(static_cast<DType>(tensor.dtype)));
     const auto role = static_cast<Role>(tensor.role);
     const bool placed = role == Role::kWorkspace || role == Role::kSymmetric;
+    const uint64_t begin = placed ? tensor.offset : 0;
     return {{access.rank, placed ? tensor.role : kNone, placed ? kNone : tensor.storage},
-            (placed ? tensor.offset : 0) + (access.row * tensor.cols + access.col) * item,
+            begin,
+            begin + (access.row * tensor.cols + access.col) * item,
             tensor.cols * item,
             access.cols * item,
             access.rows,
