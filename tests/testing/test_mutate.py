@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hyper_mpmd.errors import LaunchTimeout, PlanFormatError
 from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.testing.explore import explore
 from hyper_mpmd.testing.graphs import inputs_for
@@ -48,6 +49,39 @@ def test_a_seed_gives_the_same_mutant_and_leaves_the_world_alone():
 def test_both_harmful_and_harmless_mutants_are_common():
     found = Counter(explore(mutate(moe_world(seed % 30), seed).plans, method="pairs").harmful for seed in range(300))
     assert min(found.values()) > 60
+
+
+def engine_says(plans, inputs, timeout):
+    """What becomes of two launches of a world: "done", "hang" or "refused"."""
+    try:
+        world = World(plans)
+        for _ in range(2):
+            world.run(inputs, timeout=timeout)
+    except LaunchTimeout:
+        return "hang"
+    except PlanFormatError:
+        return "refused"
+    return "done"
+
+
+def test_the_engine_hangs_on_those_that_are_said_to_hang_and_on_no_others():
+    found = Counter()
+    for seed in range(400):
+        plans = moe_world(seed)
+        inputs = inputs_for(plans[0].graph, plans[0].header.loads, seed=0)
+        mutant = mutate(plans, seed)
+        if inputs is None or mutant.kind in ("shrink tensor", "alias tensors"):
+            continue
+        verdict = explore(mutant.plans, method="pairs")
+        said = engine_says(mutant.plans, inputs, timeout=0.2 if verdict.kind == "hang" else 60)
+        found[verdict.kind, said] += 1
+        if verdict.kind == "hang":
+            assert said != "done", f"{mutant.what}\n{verdict}"
+        else:
+            assert said != "hang", f"{mutant.what}\n{verdict}"
+        if verdict.kind == "sound":
+            assert said == "done", mutant.what
+    assert min(found["hang", "hang"], found["sound", "done"], found["race", "done"]) > 2
 
 
 @given(plans=compiled_worlds(), seed=st.integers(0, 10**6))
