@@ -67,7 +67,7 @@ def moe_world(seed: int) -> tuple[Plan, ...]:
     chance = random.Random(seed)
     ranks, experts = chance.choice(((1, 2), (2, 2), (2, 4), (3, 3)))
     graph = moe_ffn(16, 16, experts, 1, ranks=ranks, keep=chance.random() < 0.3)
-    routed = [[chance.choice((0, 1, 3, 9)) for _ in range(experts)] for _ in range(ranks)]
+    routed = [[chance.choice((0, 1, 3, 9, 40)) for _ in range(experts)] for _ in range(ranks)]
     loads = {"batch": [[sum(counts)] for counts in routed], "routed": routed}
     plans = compile(graph, loads, world=ranks, device=TINY, policy=chance.choice(("O0", "O1"))).plans
     return tuple(plans)
