@@ -84,7 +84,8 @@ def explore(
     except ImportError as error:
         raise UnknownBackendError(f"the explorer is native code; build it with `make setup` ({error})") from error
 
-    sections = [[np.ascontiguousarray(plan.sections[name]).view(np.uint8) for name in SECTIONS] for plan in plans]
+    # Copied, because sections of a file lie at any address.
+    sections = [[plan.sections[name].copy().view(np.uint8) for name in SECTIONS] for plan in plans]
     outputs = [sorted(map(list(plan.graph.tensors).index, set(plan.graph.outputs.values()))) for plan in plans]
     try:
         found = native.explore(sections, outputs, launches, cap, method == "pairs")

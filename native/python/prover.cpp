@@ -20,14 +20,16 @@ namespace {
 using namespace hyper_mpmd;
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Given = std::tuple<nb::dict, uint32_t, uint32_t>;  // sections, rank, ranks
+// sections, rank, ranks, tensors that peers write and the caller gets
+using Given = std::tuple<nb::dict, uint32_t, uint32_t, std::vector<uint32_t>>;
 
 // Plans whose sections numpy owns.
 class Borrowed {
  public:
   explicit Borrowed(const std::vector<Given>& given) {
-    for (const auto& [sections, rank, ranks] : given) {
+    for (const auto& [sections, rank, ranks, outputs] : given) {
       PlanView& plan = plans_.emplace_back();
+      plan.outputs = outputs;
       plan.rank = rank;
       plan.ranks = ranks;
       plan.ops = take<OpRecord>(sections, "ops");

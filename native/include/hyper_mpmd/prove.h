@@ -52,7 +52,7 @@ struct Standing {
 
 struct RaceFault {
   struct Access {
-    uint32_t rank, task, tensor;
+    uint32_t rank, task, tensor;  // task kNone: the host, at the end of the launch
     bool written;
   };
   Access first, second;
