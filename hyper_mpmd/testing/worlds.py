@@ -183,7 +183,7 @@ class _Maker:
                 event = draft.add_event(len(group), group[0].op, _TENSOR_A)
                 for producer in group:
                     producer.signals.append([draft.rank, event])
-                task.waits.append([event, len(group) if self.chance(0.95) else self.random.randint(0, len(group))])
+                task.waits.append([event, len(group) if self.chance(0.8) else self.random.randint(0, len(group))])
 
     def add_launches(self, draft: Draft, tasks: list[DraftTask]) -> None:
         used = sorted({task.op for task in tasks})

@@ -152,17 +152,20 @@ bool Proof::may_start(uint32_t chain, const TaskRecord& task) {
       return false;
     }
   }
+  bool patient = false;
   for (const WaitRecord& wait : plan.waits_of(task)) {
     EventState& event = events_[scene_.event(rank, wait.event)];
-    const uint32_t threshold = plan.events[wait.event].threshold;
     if (event.have >= wait.threshold) {
-      if (!event.some || wait.threshold == 0 || event.have >= threshold || allowed_ == chain) continue;
-      // Let all signals come that can: what the task has surely seen depends on them.
-      patient_.push_back(chain);
-      return false;
+      patient |= event.some && 0 < wait.threshold && event.have < plan.events[wait.event].threshold;
+      continue;
     }
     link_[chain] = event.standing;
     event.standing = chain;
+    return false;
+  }
+  if (patient && allowed_ != chain) {
+    // Let all signals come that can without it: what the task has surely seen depends on them.
+    patient_.push_back(chain);
     return false;
   }
   return true;
@@ -207,18 +210,19 @@ void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
 }
 
 // Of an event's signals any `wait.threshold` are enough. A task has surely ended before this one starts if too few come
-// without it: those that this task itself is waited for by never do.
+// without it. Signals that have not come yet come after this task if nothing but this task could start now, or if they
+// are queued behind it; others are taken to come whatever else has ended.
 void Proof::join_some(uint32_t chain, const TaskRecord& task, const WaitRecord& wait, uint32_t threshold) {
   const uint32_t rank = scene_.chains[chain].rank;
   const PlanView& plan = scene_.plan(rank);
   const std::vector<std::vector<Tick>>& seen = some_[scene_.event(rank, wait.event)];
-  uint64_t unknown = threshold - seen.size();
+  uint64_t unknown = ready_.empty() && patient_.empty() ? 0 : threshold - seen.size();
   for (const TaskRecord* later = &task; later != plan.tasks.data() + scene_.chains[chain].end && unknown; ++later) {
     for (const SignalRecord& signal : plan.signals_of(*later)) {
       if (signal.rank == rank && signal.event == wait.event && wait.event < plan.local_events()) --unknown;
     }
   }
-  if (unknown >= wait.threshold) return;
+  if (unknown >= wait.threshold || unknown + seen.size() < wait.threshold) return;
   const auto place = static_cast<ptrdiff_t>(wait.threshold - unknown - 1);
   std::vector<Tick> ticks(seen.size());
   for (size_t i = 0; i < width_; ++i) {
