@@ -166,7 +166,7 @@ void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
       if (index != kNone) join(now, stored(index));
     }
   }
-  const uint32_t local = plan.local_events();
+  const uint32_t local = scene_.local[scene_.index(rank)];
   for (const WaitRecord& wait : plan.waits_of(task)) {
     const uint64_t number = scene_.event(rank, wait.event);
     EventState& event = events_[number];
@@ -179,7 +179,9 @@ void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
     // Less than all signals may be any of them, and signals of several ranks may be of two launches: no order.
     const bool all = wait.threshold == plan.events[wait.event].threshold && one_source;
     if (all && event.clock != kNone && joined_[chain] != number) {
-      join(now, stored(event.clock));
+      // Whoever has seen the end of a task has seen all that the task had seen.
+      const auto& [signaller, position] = event.signaller;
+      if (wait.threshold != 1 || static_cast<uint32_t>(now[signaller]) < position) join(now, stored(event.clock));
       joined_[chain] = static_cast<uint32_t>(number);
     }
     if (event.waiters == 0 && event.clock != kNone) {
@@ -265,6 +267,7 @@ void Proof::finish(uint32_t chain, const TaskRecord& task) {
     const uint32_t number = signal.rank == rank ? signal.event : scene_.event_of_word(signal.rank, signal.event);
     EventState& event = events_[scene_.event(signal.rank, number)];
     ++event.have;
+    event.signaller = {chain, static_cast<uint32_t>(now[chain])};
     if (event.waiters != 0) {
       if (event.clock == kNone) {
         event.clock = take_clock();
