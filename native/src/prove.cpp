@@ -51,8 +51,6 @@ class Proof {
   void finish(uint32_t chain, const TaskRecord& task);
   void end_of_launch(const PlanView& plan, uint32_t launch);
   bool between_launches();
-  void await_arrivals();
-  void end_launch_of_ranks();
   bool host_reads();
   bool ordered_across(Place first, const Touch& second) const;
 
@@ -183,7 +181,7 @@ void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
       if (index != kNone) join(now, stored(index));
     }
   }
-  const uint32_t local = plan.local_events();
+  const uint32_t local = scene_.local[scene_.index(rank)];
   for (const WaitRecord& wait : plan.waits_of(task)) {
     const uint64_t number = scene_.event(rank, wait.event);
     EventState& event = events_[number];
@@ -199,7 +197,9 @@ void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
     }
     const bool all = wait.threshold == plan.events[wait.event].threshold && one_source;
     if (all && event.clock != kNone && joined_[chain] != number) {
-      join(now, stored(event.clock));
+      // Whoever has seen the end of a task has seen all that the task had seen.
+      const auto& [signaller, position] = event.signaller;
+      if (wait.threshold != 1 || static_cast<uint32_t>(now[signaller]) < position) join(now, stored(event.clock));
       joined_[chain] = static_cast<uint32_t>(number);
     }
     if (event.waiters == 0 && event.clock != kNone) {
@@ -219,7 +219,7 @@ void Proof::join_some(uint32_t chain, const TaskRecord& task, const WaitRecord& 
   uint64_t unknown = ready_.empty() && patient_.empty() ? 0 : threshold - seen.size();
   for (const TaskRecord* later = &task; later != plan.tasks.data() + scene_.chains[chain].end && unknown; ++later) {
     for (const SignalRecord& signal : plan.signals_of(*later)) {
-      if (signal.rank == rank && signal.event == wait.event && wait.event < plan.local_events()) --unknown;
+      if (signal.rank == rank && signal.event == wait.event && wait.event < scene_.local[scene_.index(rank)]) --unknown;
     }
   }
   if (unknown >= wait.threshold || unknown + seen.size() < wait.threshold) return;
@@ -308,7 +308,10 @@ void Proof::finish(uint32_t chain, const TaskRecord& task) {
     const uint32_t number = signal.rank == rank ? signal.event : scene_.event_of_word(signal.rank, signal.event);
     EventState& event = events_[scene_.event(signal.rank, number)];
     ++event.have;
+    event.signaller = {chain, static_cast<uint32_t>(now[chain])};
     if (event.some) some_[scene_.event(signal.rank, number)].emplace_back(now, now + width_);
+    // The host of a rank waits for all that one other puts there, whether a task does or not.
+    if (signal.rank != rank && event.source < kSeveral && !event.credit) join(ends_[signal.rank].data(), now);
     if (event.waiters != 0) {
       if (event.clock == kNone) {
         event.clock = take_clock();
@@ -429,29 +432,6 @@ bool Proof::between_launches() {
   return true;
 }
 
-// The host of a rank waits for all that peers put there, whether a task does or not.
-void Proof::await_arrivals() {
-  for (const PlanView& plan : scene_.plans) {
-    for (uint32_t e = plan.local_events(); e < plan.events.size(); ++e) {
-      if (plan.events[e].op != kNone) ++events_[scene_.event(plan.rank, e)].waiters;
-    }
-  }
-}
-
-void Proof::end_launch_of_ranks() {
-  for (const PlanView& plan : scene_.plans) {
-    auto& end = ends_.emplace_back(width_, 0);
-    for (uint32_t c = scene_.rank_begin[plan.rank]; c < scene_.rank_begin[plan.rank + 1]; ++c)
-      join(end.data(), clock(c));
-    for (uint32_t e = plan.local_events(); e < plan.events.size(); ++e) {
-      const EventState& event = events_[scene_.event(plan.rank, e)];
-      if (plan.events[e].op != kNone && event.source < kSeveral && event.clock != kNone) {
-        join(end.data(), stored(event.clock));
-      }
-    }
-  }
-}
-
 // What peers put for the caller is there when the host reads it, and they put no more before it has.
 bool Proof::host_reads() {
   for (const PlanView& owner : scene_.plans) {
@@ -506,7 +486,6 @@ void Proof::run() {
   }
   verdict_.edges += verdict_.tasks - std::min<uint64_t>(verdict_.tasks, chains);
   if (!count_signals(scene_, events_, verdict_) || !map_memory()) return;
-  if (several_) await_arrivals();
   launches_.resize(scene_.plans.size());
   for (size_t p = 0; p < scene_.plans.size(); ++p) {
     const PlanView& plan = scene_.plans[p];
@@ -524,6 +503,7 @@ void Proof::run() {
     }
   }
   words_ = (scene_.plans.size() + 63) / 64;
+  ends_.assign(several_ ? scene_.plans.size() : 0, std::vector<Tick>(width_, 0));
   clocks_.assign(chains * width_, 0);
   link_.assign(chains, kNone);
   joined_.assign(chains, kNone);
@@ -550,7 +530,9 @@ void Proof::run() {
     return;
   }
   if (!several_ || verdict_.unsafe != Unsafe::kNothing) return;
-  end_launch_of_ranks();
+  for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
+    for (uint32_t c = scene_.rank_begin[rank]; c < scene_.rank_begin[rank + 1]; ++c) join(ends_[rank].data(), clock(c));
+  }
   if (host_reads()) between_launches();
 }
 

@@ -22,6 +22,7 @@ struct Scene {
   bool world;  // the plans of all ranks
   std::vector<Chain> chains;
   std::vector<uint32_t> rank_begin;  // [rank] its first chain; one more at the end
+  std::vector<uint32_t> local;       // [rank] its events before the first one of another rank
   std::vector<uint64_t> event_begin, task_begin;
 
   const PlanView& plan(uint32_t rank) const { return plans[world ? rank : 0]; }
@@ -45,6 +46,7 @@ struct EventState {
   uint32_t waiters = 0;       // waits for it that are still to come
   uint32_t clock = kNone;     // what its signallers have seen, if anybody will ask
   uint32_t source = kNone;    // the rank that signals it; kSeveral
+  Place signaller{kNone, 0};  // the last one so far
   uint32_t standing = kNone;  // the first chain that waits for it now
   bool credit = false;        // raised by a rank that has ended its launch
   bool partial = false;       // some wait for less than all signals

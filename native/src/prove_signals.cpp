@@ -19,7 +19,8 @@ Scene::Scene(std::span<const PlanView> given)
       const QueueRecord& queue = plan.queues[q];
       if (queue.count) chains.push_back({plan.rank, q, queue.begin, queue.begin + queue.count});
     }
-    for (uint32_t e = plan.local_events(); e < plan.events.size(); ++e) words_[p].emplace_back(plan.events[e].slot, e);
+    local.push_back(plan.local_events());
+    for (uint32_t e = local[p]; e < plan.events.size(); ++e) words_[p].emplace_back(plan.events[e].slot, e);
     std::sort(words_[p].begin(), words_[p].end());
   }
   event_begin.push_back(events);
@@ -52,7 +53,7 @@ bool count_signals(const Scene& scene, std::vector<EventState>& events, Verdict&
     event.source = event.source == kNone || event.source == rank ? rank : kSeveral;
   };
   for (const PlanView& plan : scene.plans) {
-    const uint32_t local = plan.local_events();
+    const uint32_t local = scene.local[scene.index(plan.rank)];
     for (uint32_t e = local; e < plan.events.size(); ++e) {
       const uint32_t first = scene.event_of_word(plan.rank, plan.events[e].slot);
       if (first != e) return refuse({Why::kShared, plan.rank, e, plan.rank, kNone, first, 0});
@@ -98,7 +99,7 @@ bool count_signals(const Scene& scene, std::vector<EventState>& events, Verdict&
         return refuse({Why::kOwnCredit, plan.rank, wait.event, plan.rank, t, 0, 0});
       }
     }
-    const uint32_t local = plan.local_events();
+    const uint32_t local = scene.local[scene.index(plan.rank)];
     for (uint32_t e = 0; e < plan.events.size(); ++e) {
       EventState& event = events[scene.event(plan.rank, e)];
       const uint32_t threshold = plan.events[e].threshold;
