@@ -1,4 +1,4 @@
-"""Plan files with damaged bytes and fields: refused in words, or proven and run to their end; never a crash, never a hang."""
+"""Plan files with damaged bytes and fields: refused in words, or proven and run to their end; never a crash or hang."""
 
 from __future__ import annotations
 
