@@ -17,6 +17,7 @@ from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.tasks import TaskGraph
 
 _KEPT = 32  # plans
+_MOST_RANKS_PROVEN = 16  # together; each rank plans for all of them once, which costs as many plans
 
 
 class Plans:
@@ -27,6 +28,7 @@ class Plans:
         self._rank = rank
         self._graphs: dict[Hashable, TaskGraph] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._proven: set[Hashable] = set()
 
     def forward(self, dtype: Any, keep: bool, tokens: tuple[int, ...], counts: NDArray[np.int64]) -> Plan:
         """keep: with what the backward plan takes. tokens: of each rank. counts: [ranks, E]."""
@@ -63,12 +65,23 @@ class Plans:
             sizes = (config.hidden_size, config.intermediate_size, config.num_experts, config.top_k)
             self._graphs[kind] = build(sizes)
         graph = self._graphs[kind]
-        plan: Plan = compile_graph(
-            graph, {"batch": list(tokens), "routed": counts}, world=config.ep_size, rank=self._rank
-        )
+        plan = self._compile(kind, graph, {"batch": list(tokens), "routed": counts})
         # Nobody else holds this graph, so the plan need not read its own from the JSON that it carries.
         plan.__dict__["graph"] = graph
         self._plans[key] = plan
         if len(self._plans) > _KEPT:
             self._plans.popitem(last=False)
         return plan
+
+    def _compile(self, kind: Hashable, graph: TaskGraph, loads: dict[str, Any]) -> Plan:
+        """The first plan of each kind is proven, together with those of all ranks where they are few; later ones differ
+        in counts alone and run with the certificate that the engine checks of each."""
+        world, rank = self._config.ep_size, self._rank
+        if kind in self._proven:
+            later: Plan = compile_graph(graph, loads, world=world, rank=rank, prove="certificate")
+            return later
+        together = world <= _MOST_RANKS_PROVEN
+        made = compile_graph(graph, loads, world=world, rank=None if together else rank)
+        self._proven.add(kind)
+        first: Plan = made[rank] if together else made
+        return first

@@ -27,7 +27,15 @@ def unsafe(plans: Sequence[Plan], finding: Finding) -> PlanUnsafe:
     if finding.circle:
         return HangError(names.circle(finding.circle), {"kind": "hang", "circle": names.circle_data(finding.circle)})
     assert finding.race is not None
-    return RaceError(names.race(finding.race), {"kind": "race", **names.race_data(finding.race)})
+    race = _writer_first(finding.race)
+    return RaceError(names.race(race), {"kind": "race", **names.race_data(race)})
+
+
+def _writer_first(race: Race) -> Race:
+    """Of two accesses without order, the one that writes is told first where the box is the same for both."""
+    if race.next_launch or race.first.written or race.first.tensor != race.second.tensor:
+        return race
+    return race._replace(first=race.second, second=race.first)
 
 
 class Names:

@@ -118,7 +118,7 @@ class Finding(NamedTuple):
     signal: Signal | None = None
     circle: tuple[Standing, ...] = ()
     race: Race | None = None
-    counts: tuple[int, ...] = (0,) * 6  # tasks, events, edges, boxes, pairs, bytes
+    counts: tuple[int, ...] = (0,) * 7  # queues, tasks, events, edges, boxes, pairs, bytes
 
     @property
     def unsafe(self) -> bool:
@@ -146,11 +146,11 @@ def prove(plans: Sequence[Plan], backend: Literal["native", "python"] | None = N
         from hyper_mpmd.scheduler.counterexample import unsafe
 
         raise unsafe(members, finding)
-    tasks, events, edges, boxes, pairs, held = finding.counts
+    queues, tasks, events, edges, boxes, pairs, held = finding.counts
     proof = Proof(
         ranks=len(members),
         world=world,
-        queues=sum(int(np.count_nonzero(plan.sections["queues"]["count"])) for plan in members),
+        queues=queues,
         tasks=tasks,
         events=events,
         edges=edges,

@@ -93,8 +93,8 @@ nb::dict prove(const std::vector<Given>& given) {
   const RaceFault& r = verdict.race;
   found["race"] = nb::make_tuple(to_python(r.first), to_python(r.second), r.next_launch, r.memory_rank, r.row, r.rows,
                                  r.col, r.cols);
-  found["counts"] =
-      nb::make_tuple(verdict.tasks, verdict.events, verdict.edges, verdict.boxes, verdict.pairs, verdict.bytes);
+  found["counts"] = nb::make_tuple(verdict.queues, verdict.tasks, verdict.events, verdict.edges, verdict.boxes,
+                                   verdict.pairs, verdict.bytes);
   return found;
 }
 

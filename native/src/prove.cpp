@@ -477,6 +477,7 @@ bool Proof::host_reads() {
 
 void Proof::run() {
   verdict_.world = scene_.world;
+  verdict_.queues = scene_.chains.size();
   const size_t chains = scene_.chains.size();
   for (const PlanView& plan : scene_.plans) {
     verdict_.tasks += plan.tasks.size();

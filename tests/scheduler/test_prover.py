@@ -68,7 +68,7 @@ def test_everything_that_compiles_is_proven_by_both_provers_with_the_same_counts
     for members in (plans, *([plan] for plan in plans)):
         native, twin = found(members, "native"), found(members, "python")
         assert (kind(native), kind(twin)) == ("proven", "proven")
-        assert native.counts[:4] == twin.counts[:4]  # tasks, events, edges, boxes
+        assert native.counts[:5] == twin.counts[:5]  # queues, tasks, events, edges, boxes
 
 
 def agree(case: Any, data: st.DataObject) -> str:

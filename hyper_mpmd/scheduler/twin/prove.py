@@ -86,7 +86,7 @@ def find(plans: Sequence[Plan]) -> Finding:
     tasks = sum(len(s["tasks"]) for s in sections)
     edges = sum(len(s[name]) for s in sections for name in ("waits", "signals", "dependencies"))
     chains = sum(int(np.count_nonzero(s["queues"]["count"])) for s in sections)
-    counts = (tasks, sum(len(s["events"]) for s in sections), edges + tasks - chains,
+    counts = (chains, tasks, sum(len(s["events"]) for s in sections), edges + tasks - chains,
               sum(len(s["accesses"]) for s in sections), pairs, 0)  # fmt: skip
     return Finding(counts=counts, hops="" if world.whole else hops(plans[0]))
 

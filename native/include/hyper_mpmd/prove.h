@@ -68,9 +68,9 @@ struct Verdict {
   std::vector<Standing> circle;  // each waits for the next, the last for the first
   RaceFault race;
   bool world = false;  // all ranks were there; otherwise what comes from other ranks was taken to arrive
-  // tasks; events; edges (queue order, waits, signals, launches); boxes; pairs of accesses whose order was looked at;
-  // most bytes held at once
-  uint64_t tasks = 0, events = 0, edges = 0, boxes = 0, pairs = 0, bytes = 0;
+  // queues that have tasks; tasks; events; edges (queue order, waits, signals, launches); boxes; pairs of accesses
+  // whose order was looked at; most bytes held at once
+  uint64_t queues = 0, tasks = 0, events = 0, edges = 0, boxes = 0, pairs = 0, bytes = 0;
 };
 
 // Proves one plan, or the plans of all ranks of a world (in order). The records are borrowed.
