@@ -241,7 +241,8 @@ PlanView PlanImage::view() const {
           borrowed(queues),
           borrowed(launches),
           borrowed(dependencies),
-          borrowed(peers)};
+          borrowed(peers),
+          {}};
 }
 
 uint32_t PlanImage::local_events() const { return view().local_events(); }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -51,14 +52,17 @@ class _World:
         puts = (events["slot"] != NONE) & (events["op"] != NONE)
         return [(rank, int(number)) for number in np.flatnonzero(puts)]
 
-    def waits_for_some(self, rank: int, task: int) -> list[tuple[_Event, int]]:
-        """The events, all signalled by one rank, of whose signals the task waits for a part."""
-        waits = [((rank, event), need) for event, need in self.waits[rank, task]]
-        return [
-            (event, need)
-            for event, need in waits
-            if 0 < need < self.threshold(event) and len(self.sources(event)) == 1 and self.signallers.get(event)
-        ]
+    @cached_property
+    def waits_for_some(self) -> dict[_Task, list[tuple[_Event, int]]]:
+        """For tasks that wait for a part of the signals of an event which one rank signals: the event, and how many."""
+        found: dict[_Task, list[tuple[_Event, int]]] = {}
+        for (rank, task), waits in self.waits.items():
+            for number, need in waits:
+                event = (rank, number)
+                part = 0 < need < self.threshold(event)
+                if part and len(self.sources(event)) == 1 and self.signallers.get(event):
+                    found.setdefault((rank, task), []).append((event, need))
+        return found
 
     def dispatched(self, rank: int) -> bool:
         launches = self.plans[rank].sections["launches"]
@@ -283,7 +287,7 @@ class _Run:
         """Whether signals of which the task waits for a part can still come without it."""
         return any(
             not self.has_run(*other)
-            for event, _ in self.world.waits_for_some(rank, task)
+            for event, _ in self.world.waits_for_some.get((rank, task), [])
             for other in self._coming_without(rank, task, event)
         )
 
@@ -322,7 +326,7 @@ class _Run:
             key = (launch, *other)
             sure |= self.before[key] | self.bit[key]
         if self.without is None:
-            for event, need in self.world.waits_for_some(rank, task):
+            for event, need in self.world.waits_for_some.get((rank, task), []):
                 sure |= self._seen_by_some(rank, task, event, need)
             self.patient = True
         self.before[launch, rank, task] = sure
