@@ -224,7 +224,7 @@ def host_reads(plan: Plan) -> list[int]:
     symmetric = plan.sections["tensors"]["role"] == ROLES["symmetric"]
     if not symmetric.any():
         return []
-    return [tensor for tensor in _outputs(plan.header.graph) if symmetric[tensor]]
+    return [tensor for tensor in _outputs(plan.header.graph) if tensor < len(symmetric) and symmetric[tensor]]
 
 
 @lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 // sections, rank, ranks, tensors that peers write and the caller gets
 using Given = std::tuple<nb::dict, uint32_t, uint32_t, std::vector<uint32_t>>;
 
-// Plans whose sections numpy owns.
+// Plans whose sections numpy owns. What is given must outlive it.
 class Borrowed {
  public:
   explicit Borrowed(const std::vector<Given>& given) {
@@ -99,7 +99,8 @@ nb::dict prove(const std::vector<Given>& given) {
 }
 
 std::string certificate(const Given& given, bool hops) {
-  const Borrowed borrowed({given});
+  const std::vector<Given> one{given};
+  const Borrowed borrowed(one);
   const nb::gil_scoped_release released;
   const PlanView& plan = borrowed.plans()[0];
   std::string what = plan.record_fault();

@@ -270,6 +270,9 @@ std::string PlanView::record_fault() const {
     if (peer.heap_words > (1u << 30) || (peer.heap_words && peer.credit_slot >= peer.heap_words))
       return "peers: credit past the heap";
   }
+  for (const uint32_t tensor : outputs) {
+    if (tensor >= tensors.size()) return at("output tensor", tensor) + ": no such tensor";
+  }
   if (std::string what = tensor_fault(*this); !what.empty()) return what;
   for (size_t i = 0; i < tasks.size(); ++i) {
     std::string what = task_fault(*this, i);

@@ -243,6 +243,26 @@ def test_a_put_without_credit_races_with_the_host_that_hands_on_the_launch_befor
     assert "in the next launch: it waits for no credit of rank 0" in text
 
 
+def one_way(read: bool, policy: str) -> list[hm.Plan]:
+    """Rows that are sent and never come back; read: by a task, otherwise by the caller alone."""
+    g = hm.TaskGraph("one-way", ranks=2)
+    rows = g.comm("dispatch", hm.ops.Dispatch(), g.input("x", (g.rows("tokens", groups=4), 32)))
+    if read:
+        rows = g.cube("up", hm.ops.GroupedMatmul(), rows, g.input("w1", (2, 32, 32)))
+    g.output("y", rows)
+    return list(hm.compile(g, [LOADS, LOADS], world=2, device=SMALL, policy=policy).plans)
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+@pytest.mark.parametrize("read", [True, False])
+def test_rows_that_never_come_back_need_a_credit(read, policy):
+    plans = one_way(read, policy)
+    text = refusal(errors.RaceError, [plans[0], without_credits(plans[1])])
+    assert "in the next launch: it waits for no credit of rank 0" in text
+    assert "rank 1 dispatch" in text
+    assert ("rank 0 up." if read else "the host of rank 0") in text
+
+
 @pytest.mark.parametrize("policy", ["O0", "O1"])
 def test_rows_that_come_back_say_as_much_as_a_credit(policy):
     """A rank ends its launch when its rows have come back, which they do after all use of what it put."""
