@@ -18,7 +18,7 @@ from hyper_mpmd.scheduler.loads import check_loads
 from hyper_mpmd.scheduler.twin.layout import Layout, Tables
 from hyper_mpmd.tasks.graph import TaskGraph
 from hyper_mpmd.tasks.team import Team
-from hyper_mpmd.tasks.tensor import Tensor
+from hyper_mpmd.tasks.tensor import RouteKind, Tensor
 from hyper_mpmd.testing.sample_ops import GroupedOuter, Halves, Interleave, ScaleInPlace, Transpose
 
 Loads = dict[str, list[list[int]]]
@@ -104,7 +104,7 @@ class _Builder:
         if x is None or x.space is None:
             return
         space = self.graph.spaces[x.space]
-        kinds = ["shift"]
+        kinds: list[RouteKind] = ["shift"]
         if space.groups * team.ranks <= 32:
             kinds.append("all")
         if space.groups % team.ranks == 0:

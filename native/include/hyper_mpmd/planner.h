@@ -179,8 +179,7 @@ void Layout::segments(const OpRow& op, int64_t source, int64_t target, Visit&& v
   } else if (op.route == kReturn) {
     for (int64_t group = 0, owned = groups(sent); group < owned; ++group) {
       int64_t expert = from * owned + group;
-      put(arrival(sent, source, group, to), offset(received, target, expert), size(received, target, expert),
-          expert);
+      put(arrival(sent, source, group, to), offset(received, target, expert), size(received, target, expert), expert);
     }
   } else if (op.route == kAllRanks) {
     for (int64_t group = 0, count = groups(sent); group < count; ++group) {
