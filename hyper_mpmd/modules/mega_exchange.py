@@ -118,22 +118,17 @@ class Exchange:
                 )
 
 
-def check_configs(group: dist.ProcessGroup | None, config: Config, grid: tuple[int, ...]) -> None:
-    """Refuse, on all ranks alike, constructor values, and grids of ranks, that differ between ranks of the group."""
+def check_configs(group: dist.ProcessGroup | None, config: Config) -> None:
+    """Refuse, on all ranks alike, constructor values that differ between ranks."""
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
     everyone: list[Any] = [None] * len(members)
-    dist.all_gather_object(everyone, (config, grid), group=group)
-    first, first_grid = everyone[0]
-    for member, (other, other_grid) in zip(members, everyone, strict=True):
-        if difference := first.difference(other):
-            name, value, theirs = difference
-        elif other_grid != first_grid:
-            name, value, theirs = "ranks of ep_group x tp_group", list(first_grid), list(other_grid)
-        else:
-            continue
-        raise MegaMoeValueError(
-            f"ranks construct different layers: {name}={value!r} on rank {members[0]}, {theirs!r} on rank {member}"
-        )
+    dist.all_gather_object(everyone, config, group=group)
+    for member, other in zip(members, everyone, strict=True):
+        if difference := everyone[0].difference(other):
+            name, first, value = difference
+            raise MegaMoeValueError(
+                f"ranks construct different layers: {name}={first!r} on rank {members[0]}, {value!r} on rank {member}"
+            )
 
 
 def _kind(error: MegaMoeError) -> int:

@@ -93,7 +93,7 @@ class Execution:
         from hyper_mpmd.engine.group import GroupEngine
 
         group = self._grid.group()
-        check_configs(group, self.config, self._grid.ranks)
+        check_configs(group, self.config)
         if self._engine is None:
             self._engine = GroupEngine(group)
         self._exchange = Exchange(self._engine.name, group, self.config)
