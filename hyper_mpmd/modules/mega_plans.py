@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.moe_ffn import moe_ffn
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS, moe_ffn_backward
+from hyper_mpmd.modules.routing import moe_loads
 from hyper_mpmd.scheduler.compile import compile as compile_graph
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.tasks import TaskGraph
@@ -29,7 +30,7 @@ class Plans:
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
 
     def forward(self, dtype: Any, keep: bool, tokens: tuple[int, ...], counts: NDArray[np.int64]) -> Plan:
-        """keep: with what the backward plan takes. tokens: of each rank. counts: [ranks, E]."""
+        """keep: with what the backward plan takes. tokens: [EP] and counts: [EP, E], of each team."""
         return self._plan(
             ("forward", dtype, keep), lambda sizes: moe_ffn(*sizes, keep=keep, **self._way(dtype)), tokens, counts
         )
@@ -45,7 +46,7 @@ class Plans:
         )
 
     def _way(self, dtype: Any) -> dict[str, Any]:
-        return {"ranks": self._config.ep_size, "dtype": dtype}
+        return {"ranks": self._config.ranks, "tp": self._config.tp_size, "dtype": dtype}
 
     def _plan(
         self,
@@ -63,9 +64,8 @@ class Plans:
             sizes = (config.hidden_size, config.intermediate_size, config.num_experts, config.top_k)
             self._graphs[kind] = build(sizes)
         graph = self._graphs[kind]
-        plan: Plan = compile_graph(
-            graph, {"batch": list(tokens), "routed": counts}, world=config.ep_size, rank=self._rank
-        )
+        loads = moe_loads(tokens, counts, config.tp_size)
+        plan: Plan = compile_graph(graph, loads, world=config.ranks, rank=self._rank)
         # Nobody else holds this graph, so the plan need not read its own from the JSON that it carries.
         plan.__dict__["graph"] = graph
         self._plans[key] = plan
