@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class HyperMpmdError(Exception):
     """The base of every error that hyper_mpmd raises on purpose."""
@@ -87,6 +89,32 @@ class PlanLimitError(HyperMpmdError, ValueError):
 
 class PlanFormatError(HyperMpmdError, ValueError):
     """A plan file that is not one, is damaged, or has another version."""
+
+
+# What a proof refuses.
+
+
+class PlanUnsafe(HyperMpmdError, ValueError):
+    """A plan or a world that could hang, race or miscount; the message is the smallest counter-example, in names.
+
+    counterexample: the same as plain data for JSON.
+    """
+
+    def __init__(self, message: str, counterexample: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.counterexample = counterexample or {}
+
+
+class SignalError(PlanUnsafe):
+    """An event whose threshold is not the number of its signals, or a wait that can never be met."""
+
+
+class HangError(PlanUnsafe):
+    """Tasks that wait for one another in a circle, through queues, events, launches and ranks."""
+
+
+class RaceError(PlanUnsafe):
+    """Two tasks that touch the same box, one writing, in no order."""
 
 
 # What `run` refuses or reports.

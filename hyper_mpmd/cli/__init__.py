@@ -1,4 +1,4 @@
-"""The command `hyper-mpmd`: run, plan and show a task graph.
+"""The command `hyper-mpmd`: run, plan, check and show a task graph.
 
 Only typer is imported here; torch, numpy, pydantic and the native module are imported by the command that needs them,
 so that --help answers at once. Results go to stdout, talk to stderr. Exit status: 0 fine, 1 refused or a wrong result,
@@ -254,6 +254,51 @@ def plan(
 
 
 @app.command()
+def check(
+    context: typer.Context,
+    graph: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="GRAPH",
+            help=f"{_GRAPH.help} Or a plan file that `plan --save` wrote; of a world the files of all ranks, in order.",
+        ),
+    ],
+    tokens: Tokens = None,
+    hidden: Hidden = None,
+    intermediate: Intermediate = None,
+    experts: Experts = None,
+    top_k: TopK = None,
+    ep: Ranks = None,
+    tp: Shards = None,
+    routing: Routing = None,
+    dtype: Dtype = None,
+    seed: Seed = 0,
+    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    device: DeviceName = "cpu",
+    rank: Rank = None,
+    backend: Backend = None,
+    json: Json = False,
+) -> None:
+    """Prove that a plan can neither hang nor race, or show the smallest counter-example (exit status 1)."""
+    from hyper_mpmd.cli.check import check_command
+
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
+    saved = _is_saved(context, graph[0], sizes)
+    if not saved and len(graph) > 1:
+        raise typer.BadParameter(f"one graph, or plan files; got {', '.join(graph)}")
+    fine = check_command(
+        [Path(file) for file in graph] if saved else _subject(graph[0], *sizes, seed),
+        policy=policy.value,
+        device=device,
+        rank=rank,
+        backend=_backend(backend),
+        as_json=json,
+    )
+    if not fine:
+        raise typer.Exit(1)
+
+
+@app.command()
 def show(
     context: typer.Context,
     graph: Annotated[
@@ -285,18 +330,8 @@ def show(
     from hyper_mpmd.cli.show import show_command
 
     sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
-    file = Path(graph)
-    saved = file.is_file() and file.suffix != ".py"
-    if saved and any(value is not None for value in sizes):
-        raise typer.BadParameter("a plan file is what it is: options of built-in graphs do not apply to it")
-    if saved:
-        for name in ("policy", "device", "rank", "backend"):
-            source = context.get_parameter_source(name)
-            if source is not None and source.name == "COMMANDLINE":
-                raise typer.BadParameter(f"a plan file is what it is: --{name} does not apply to it; plan anew with it")
-    subject = None if saved else _subject(graph, *sizes, seed)
     show_command(
-        subject if subject is not None else file,
+        Path(graph) if _is_saved(context, graph, sizes, "backend") else _subject(graph, *sizes, seed),
         policy=policy.value,
         device=device,
         rank=rank,
@@ -307,6 +342,20 @@ def show(
         most_rows=rows,
         as_json=json,
     )
+
+
+def _is_saved(context: typer.Context, graph: str, sizes: tuple[Any, ...], *more: str) -> bool:
+    """Whether a plan file is given instead of a graph; then options of planning (and `more`) are refused."""
+    file = Path(graph)
+    if not file.is_file() or file.suffix == ".py":
+        return False
+    if any(value is not None for value in sizes):
+        raise typer.BadParameter("a plan file is what it is: options of built-in graphs do not apply to it")
+    for name in ("policy", "device", "rank", *more):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"a plan file is what it is: --{name} does not apply to it; plan anew with it")
+    return True
 
 
 def _subject(

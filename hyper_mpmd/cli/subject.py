@@ -36,12 +36,12 @@ class Subject:
     settings: dict[str, Any]
 
     def compile(self, *, device: str, policy: str, rank: int | None = None, backend: Any = None) -> list[Plan]:
-        """The plans of all ranks, or of the one."""
+        """The plans of all ranks, or of the one. Not proven yet: `check` does that, or the engine before a run."""
         ranks = self.graph.ranks
         if rank is not None and rank >= ranks:
             raise UsageError(f"--rank is {rank}; the graph has ranks 0 to {ranks - 1}")
         made = compile_graph(
-            self.graph, self.loads, device=device, policy=policy, world=ranks, rank=rank, backend=backend
+            self.graph, self.loads, device=device, policy=policy, world=ranks, rank=rank, backend=backend, prove=False
         )
         return [made] if isinstance(made, Plan) else list(made.plans)
 

@@ -29,6 +29,7 @@ from hyper_mpmd.engine.run import (
 )
 from hyper_mpmd.errors import EngineError, LaunchTimeout, PlanFormatError, WorldSizeError
 from hyper_mpmd.scheduler.plan import Plan
+from hyper_mpmd.scheduler.prove import native_sections, require_proof
 from hyper_mpmd.scheduler.records import ALIGNMENT, DTYPES, ROLES, WORDS_PER_LINE
 from hyper_mpmd.scheduler.timeline import TRACE, Timeline, measured
 from hyper_mpmd.shmem.heap import REASON_DEADLINE, REASON_ERROR, REASON_INTERRUPTED
@@ -199,9 +200,9 @@ class GroupEngine:
         known = plan.__dict__.get("_prepared_for_group")
         if known is not None and known[0] == room:
             return known[1]
-        sections = {name: records.view(np.uint8) for name, records in plan.sections.items()}
+        require_proof([plan])
         try:
-            prepared = _native.engine.prepare(sections, plan.rank, plan.ranks, *room)
+            prepared = _native.engine.prepare(*native_sections(plan), *room)
         except ValueError as error:
             raise PlanFormatError(f"the engine refuses this plan: {error}") from None
         plan.__dict__["_prepared_for_group"] = (room, prepared)

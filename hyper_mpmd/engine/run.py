@@ -25,6 +25,7 @@ from hyper_mpmd.errors import (
 )
 from hyper_mpmd.scheduler.device import usable_cores
 from hyper_mpmd.scheduler.plan import Plan
+from hyper_mpmd.scheduler.prove import native_sections, proof_of, require_proof
 from hyper_mpmd.scheduler.records import NONE, ROLES
 from hyper_mpmd.scheduler.timeline import TRACE, Timeline, measured
 
@@ -72,12 +73,14 @@ def run_measured(
 
 
 def prepare(plan: Plan) -> Any:
-    """The plan as the engine holds it, checked once. A plan that would hang or leave its tensors is refused."""
+    """The plan as the engine holds it, its certificate checked once. One that could hang is refused."""
     prepared = plan.__dict__.get("_prepared")
     if prepared is None:
-        sections = {name: records.view(np.uint8) for name, records in plan.sections.items()}
+        # Where all ranks were proven together, hop levels have nothing to add.
+        proof = proof_of([plan])
+        hops = proof is None or not proof.world
         try:
-            prepared = _native.engine.prepare(sections, plan.rank, plan.ranks)
+            prepared = _native.engine.prepare(*native_sections(plan), hops=hops)
         except ValueError as error:
             raise PlanFormatError(f"the engine refuses this plan: {error}") from None
         plan.__dict__["_prepared"] = prepared
@@ -110,6 +113,7 @@ def _launch(
     timeout: float | None,
     traces: list[NDArray[np.void]],
 ) -> list[dict[str, Any]]:
+    require_proof(plans)
     prepared = [prepare(plan) for plan in plans]
     _check_world(plans, prepared)
     outputs = [make_outputs(plan) for plan in plans]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.tasks import TaskGraph
 
 _KEPT = 32  # plans
+_MOST_RANKS_PROVEN = 16  # together; each rank plans for all of them once, which costs as many plans
 
 
 class Plans:
@@ -28,6 +29,7 @@ class Plans:
         self._rank = rank
         self._graphs: dict[Hashable, TaskGraph] = {}
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self._proven: set[Hashable] = set()
 
     def forward(self, dtype: Any, keep: bool, tokens: tuple[int, ...], counts: NDArray[np.int64]) -> Plan:
         """keep: with what the backward plan takes. tokens: [EP] and counts: [EP, E], of each team."""
@@ -64,11 +66,23 @@ class Plans:
             sizes = (config.hidden_size, config.intermediate_size, config.num_experts, config.top_k)
             self._graphs[kind] = build(sizes)
         graph = self._graphs[kind]
-        loads = moe_loads(tokens, counts, config.tp_size)
-        plan: Plan = compile_graph(graph, loads, world=config.ranks, rank=self._rank)
+        plan = self._compile(kind, graph, moe_loads(tokens, counts, config.tp_size))
         # Nobody else holds this graph, so the plan need not read its own from the JSON that it carries.
         plan.__dict__["graph"] = graph
         self._plans[key] = plan
         if len(self._plans) > _KEPT:
             self._plans.popitem(last=False)
         return plan
+
+    def _compile(self, kind: Hashable, graph: TaskGraph, loads: Mapping[str, Any]) -> Plan:
+        """The first plan of each kind is proven, together with those of all ranks where they are few; later ones differ
+        in counts alone and run with the certificate that the engine checks of each."""
+        world, rank = self._config.ranks, self._rank
+        if kind in self._proven:
+            later: Plan = compile_graph(graph, loads, world=world, rank=rank, prove="certificate")
+            return later
+        together = world <= _MOST_RANKS_PROVEN
+        made = compile_graph(graph, loads, world=world, rank=None if together else rank)
+        self._proven.add(kind)
+        first: Plan = made[rank] if together else made
+        return first

@@ -11,6 +11,7 @@ from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, Descriptor, describe
 from hyper_mpmd.scheduler.device import Device, get_device
 from hyper_mpmd.scheduler.loads import check_loads
 from hyper_mpmd.scheduler.plan import Plan, PlanHeader
+from hyper_mpmd.scheduler.prove import prove_native, trust
 from hyper_mpmd.scheduler.records import MAX_INDEX, MAX_RANKS
 from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.tasks.graph import TaskGraph
@@ -28,6 +29,7 @@ def compile(  # the word users expect, always written hm.compile
     rank: int | None = None,
     tiles: Mapping[str, tuple[int, int]] | None = None,
     backend: Literal["native", "python"] | None = None,
+    prove: bool | Literal["certificate"] = True,
 ) -> Any:
     """Plan a graph for the rows that this step has.
 
@@ -36,10 +38,16 @@ def compile(  # the word users expect, always written hm.compile
     world: the number of ranks; gives a World, or with `rank` that rank's Plan. A graph for one rank gives a Plan.
     tiles: {task: (rows, columns)} instead of the sizes that the cost model would choose.
     backend: "native", or "python" (slow, needs no compiler); by default native where it is installed.
+    prove: True proves that the plans neither hang nor race (see `hyper_mpmd.scheduler.prove`). "certificate" leaves it
+    at what the engine checks of every plan: no circle, right signal counts, hop levels. False proves nothing, and then
+    the engine proves the plan before it takes it. Without the native prover nothing is proven here: call `check`, which
+    is slow then.
 
     Errors: GraphFormatError (not a graph), LoadsError, UnknownDeviceError, UnknownPolicyError, WorldSizeError,
-    TileSizeError, PlanLimitError.
+    TileSizeError, PlanLimitError; PlanUnsafe if a plan made here does not hold, which is an error of this library.
     """
+    if prove not in (True, False, "certificate"):
+        raise UnknownPolicyError(f"prove is {prove!r}; it must be True, False or 'certificate'")
     if not isinstance(graph, TaskGraph):
         raise GraphFormatError(f"compile takes a TaskGraph; got a {type(graph).__name__}")
     if policy not in POLICIES:
@@ -71,6 +79,11 @@ def compile(  # the word users expect, always written hm.compile
         )
         for member, records in zip(wanted, sections, strict=True)
     ]
+    if prove is True:
+        prove_native(plans)
+    elif prove:
+        for plan in plans:
+            trust(plan)
     if rank is None and (ranks > 1 or world is not None):
         return World(plans)
     return plans[0]

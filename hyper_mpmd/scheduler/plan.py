@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from hyper_mpmd.scheduler.records import NONE, SECTIONS, Records
 from hyper_mpmd.tasks.graph import TaskGraph
 
 if TYPE_CHECKING:
+    from hyper_mpmd.scheduler.prove import Proof
     from hyper_mpmd.scheduler.timeline import Timeline
 
 
@@ -116,6 +117,8 @@ class Plan:
     def task_name(self, index: int) -> str:
         """The name people see: op, expert (where the op is cut by group), tile, and where a put goes."""
         task = self.tasks[index]
+        if not self.graph.nodes:
+            return f"task {index}"  # a program without a graph
         node = self.graph.nodes[int(task["op"])]
         group = f".e{task['group']}" if node.op.rule.by_group else ""
         target = f"->r{task['peer']}" if int(task["peer"]) != self.rank else ""
@@ -156,6 +159,16 @@ class Plan:
         from hyper_mpmd.scheduler.timeline import predicted
 
         return predicted([self])
+
+    def check(self, backend: Literal["native", "python"] | None = None) -> Proof:
+        """Prove that the plan cannot hang or race; see `hyper_mpmd.scheduler.prove.prove`. Of one rank of a world this
+        proves what is local, and says so.
+
+        Errors: SignalError, HangError, RaceError with the smallest counter-example; PlanFormatError.
+        """
+        from hyper_mpmd.scheduler.prove import prove
+
+        return prove([self], backend)
 
     def run(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hyper_mpmd.errors import PlanFormatError, WorldSizeError
 from hyper_mpmd.scheduler.plan import Plan
 
 if TYPE_CHECKING:
+    from hyper_mpmd.scheduler.prove import Proof
     from hyper_mpmd.scheduler.timeline import Timeline
 
 
@@ -50,6 +51,15 @@ class World:
         from hyper_mpmd.scheduler.timeline import predicted
 
         return predicted(self.plans)
+
+    def check(self, backend: Literal["native", "python"] | None = None) -> Proof:
+        """Prove that the plans together cannot hang or race; see `hyper_mpmd.scheduler.prove.prove`.
+
+        Errors: SignalError, HangError, RaceError with the smallest counter-example; PlanFormatError.
+        """
+        from hyper_mpmd.scheduler.prove import prove
+
+        return prove(self.plans, backend)
 
     def run(
         self,

@@ -8,6 +8,7 @@ namespace hyper_mpmd {
 void bind_engine(nanobind::module_& parent);   // adds the submodule `engine`
 void bind_kernels(nanobind::module_& parent);  // adds the submodule `kernels`
 void bind_planner(nanobind::module_& parent);  // adds the submodule `planner`
+void bind_prover(nanobind::module_& parent);   // adds the submodule `prover`
 void bind_records(nanobind::module_& parent);  // adds the submodule `records`
 void bind_shmem(nanobind::module_& parent);    // adds the submodule `shmem`
 

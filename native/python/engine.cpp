@@ -154,13 +154,13 @@ uintptr_t address(Workspace& workspace, const Prepared& plan, uint32_t tensor) {
 }
 
 std::unique_ptr<Prepared> prepare(const nb::dict& sections, uint32_t rank, uint32_t ranks, uint64_t stride,
-                                  uint64_t symmetric_bytes) {
+                                  uint64_t symmetric_bytes, bool hops) {
   auto plan = std::make_unique<Prepared>();
   plan->image = image_from(sections, rank, ranks);
   std::string fault;
   {
     const nb::gil_scoped_release released;
-    fault = plan->image->fault();
+    fault = plan->image->fault(hops);
     if (fault.empty() && stride != 0) fault = plan->image->spread(stride, symmetric_bytes);
   }
   if (!fault.empty()) throw std::invalid_argument(fault);
@@ -186,7 +186,8 @@ void hyper_mpmd::bind_engine(nb::module_& parent) {
         group.peers.tag = tag;
         group.peers.entry_timeout_s = timeout;
       });
-  m.def("prepare", &prepare, "sections"_a, "rank"_a, "ranks"_a, "stride"_a = 0, "symmetric_bytes"_a = 0);
+  m.def("prepare", &prepare, "sections"_a, "rank"_a, "ranks"_a, "stride"_a = 0, "symmetric_bytes"_a = 0,
+        "hops"_a = true);
   m.def("world_fault", [](const std::vector<Prepared*>& plans) {
     std::vector<const PlanImage*> images;
     for (const Prepared* plan : plans) images.push_back(plan->image.get());

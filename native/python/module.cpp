@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
   hyper_mpmd::bind_engine(m);
   hyper_mpmd::bind_kernels(m);
   hyper_mpmd::bind_planner(m);
+  hyper_mpmd::bind_prover(m);
   hyper_mpmd::bind_records(m);
   hyper_mpmd::bind_shmem(m);
 }

@@ -1,9 +1,9 @@
 #include "hyper_mpmd/plan_image.h"
 
 #include <algorithm>
-#include <map>
 
 #include "hyper_mpmd/dtype.h"
+#include "hyper_mpmd/prove.h"
 
 namespace hyper_mpmd {
 
@@ -32,6 +32,11 @@ std::string at(const char* what, uint64_t index) { return std::string(what) + " 
 
 bool inside(uint64_t begin, uint64_t count, uint64_t size) { return begin <= size && count <= size - begin; }
 
+template <class Record>
+std::span<const Record> borrowed(const std::vector<Record>& records) {
+  return records;
+}
+
 // The boxes that each kernel reads and writes, 0xff: any number.
 struct Shape {
   uint32_t reads, writes;
@@ -39,7 +44,7 @@ struct Shape {
 constexpr Shape kShapes[kKernelCount] = {{kNone, kNone}, {kNone, kNone}, {1, 1}, {2, 1}, {2, 1}, {2, 1},
                                          {3, 1},         {2, 1},         {2, 1}, {3, 1}, {4, 3}, {2, 1}};
 
-std::string tensor_fault(const PlanImage& image) {
+std::string tensor_fault(const PlanView& image) {
   for (size_t i = 0; i < image.tensors.size(); ++i) {
     const TensorRecord& tensor = image.tensors[i];
     if (tensor.dtype > 3) return at("tensor", i) + ": dtype " + std::to_string(tensor.dtype);
@@ -64,7 +69,7 @@ std::string tensor_fault(const PlanImage& image) {
   return {};
 }
 
-std::string task_fault(const PlanImage& image, size_t number) {
+std::string task_fault(const PlanView& image, size_t number) {
   const TaskRecord& task = image.tasks[number];
   const std::string name = at("task", number);
   if (task.op >= image.ops.size()) return name + ": no such op";
@@ -100,7 +105,7 @@ std::string task_fault(const PlanImage& image, size_t number) {
 }
 
 // The sizes that a native kernel takes from one box must agree with the others.
-std::string box_fault(const PlanImage& image, size_t number) {
+std::string box_fault(const PlanView& image, size_t number) {
   const TaskRecord& task = image.tasks[number];
   const OpRecord& op = image.ops[task.op];
   const AccessRecord* box = image.accesses.data() + task.access_begin;
@@ -161,9 +166,8 @@ std::string box_fault(const PlanImage& image, size_t number) {
   return good ? std::string() : at("task", number) + ": its boxes do not fit its kernel";
 }
 
-std::string event_fault(const PlanImage& image) {
+std::string event_fault(const PlanView& image) {
   const uint32_t local = image.local_events();
-  std::vector<uint64_t> signals(local, 0);
   for (size_t i = 0; i < image.events.size(); ++i) {
     const EventRecord& event = image.events[i];
     const bool mine = i < local;
@@ -172,6 +176,7 @@ std::string event_fault(const PlanImage& image) {
       return at("event", i) + ": no such signaller";
     }
     if (event.threshold > kMaxThreshold) return at("event", i) + ": threshold past " + std::to_string(kMaxThreshold);
+    if (event.op != kNone && event.op >= image.ops.size()) return at("event", i) + ": no such op";
     if (!mine && event.slot >= image.heap_words()) return at("event", i) + ": slot past the heap";
   }
   for (size_t i = 0; i < image.signals.size(); ++i) {
@@ -180,31 +185,13 @@ std::string event_fault(const PlanImage& image) {
     const uint64_t limit = signal.rank == image.rank ? local : image.peers[signal.rank].heap_words;
     if (signal.event >= limit) return at("signal", i) + ": no such event";
   }
-  for (const TaskRecord& task : image.tasks) {
-    for (uint32_t i = 0; i < task.signal_count; ++i) {
-      const SignalRecord& signal = image.signals[task.signal_begin + i];
-      if (signal.rank == image.rank) ++signals[signal.event];
-    }
-    for (uint32_t i = 0; i < task.wait_count; ++i) {
-      const WaitRecord& wait = image.waits[task.wait_begin + i];
-      if (wait.event >= image.events.size()) return "a wait for an event that does not exist";
-      if (wait.threshold > image.events[wait.event].threshold) return at("event", wait.event) + ": waited for too much";
-      // Peers give credit once they have finished: this launch can only wait for that of earlier ones.
-      if (wait.event >= local && image.events[wait.event].op == kNone && wait.threshold != 0) {
-        return at("event", wait.event) + ": credit of the launch that waits for it";
-      }
-    }
-  }
-  for (uint32_t i = 0; i < local; ++i) {
-    if (signals[i] != image.events[i].threshold) {
-      return at("event", i) + ": threshold " + std::to_string(image.events[i].threshold) + ", but " +
-             std::to_string(signals[i]) + " signals";
-    }
+  for (const WaitRecord& wait : image.waits) {
+    if (wait.event >= image.events.size()) return "a wait for an event that does not exist";
   }
   return {};
 }
 
-std::string queue_fault(const PlanImage& image) {
+std::string queue_fault(const PlanView& image) {
   uint64_t next = 0;
   for (size_t i = 0; i < image.queues.size(); ++i) {
     const QueueRecord& queue = image.queues[i];
@@ -230,93 +217,48 @@ std::string queue_fault(const PlanImage& image) {
   return {};
 }
 
-// Kahn's algorithm over queue order, local events and launches. Events of peers are taken to arrive.
-std::string circle(const PlanImage& image) {
-  const uint32_t local = image.local_events();
-  const size_t tasks = image.tasks.size();
-  std::vector<uint32_t> left(image.events.size(), 0), done(image.launches.size(), 0);
-  std::vector<uint8_t> open(image.launches.size(), 0);
-  for (uint32_t e = 0; e < local; ++e) left[e] = image.events[e].threshold;
-  std::vector<uint32_t> cursor, end;
-  for (const QueueRecord& queue : image.queues) {
-    cursor.push_back(queue.begin);
-    end.push_back(queue.begin + queue.count);
-  }
-  // Queues blocked on an event or a launch, woken when it completes.
-  std::vector<std::vector<uint32_t>> on_event(local), on_launch(image.launches.size());
-  std::vector<uint32_t> stack;
-  for (uint32_t q = 0; q < cursor.size(); ++q) stack.push_back(q);
-  auto try_open = [&](uint32_t launch) {
-    const LaunchRecord& record = image.launches[launch];
-    for (uint32_t d = 0; d < record.dependency_count; ++d) {
-      const uint32_t before = image.dependencies[record.dependency_begin + d];
-      if (!open[before] || done[before] != image.launches[before].task_count) return;
-    }
-    if (open[launch]) return;
-    open[launch] = 1;
-    stack.insert(stack.end(), on_launch[launch].begin(), on_launch[launch].end());
-    on_launch[launch].clear();
-  };
-  auto open_all = [&] {
-    for (uint32_t launch = 0; launch < image.launches.size(); ++launch) try_open(launch);
-  };
-  open_all();
-  size_t finished = 0;
-  while (!stack.empty()) {
-    const uint32_t q = stack.back();
-    stack.pop_back();
-    while (cursor[q] != end[q]) {
-      const TaskRecord& task = image.tasks[cursor[q]];
-      if (!open[task.launch]) {
-        on_launch[task.launch].push_back(q);
-        break;
-      }
-      bool blocked = false;
-      for (uint32_t i = 0; i < task.wait_count && !blocked; ++i) {
-        const WaitRecord& wait = image.waits[task.wait_begin + i];
-        if (wait.event < local && image.events[wait.event].threshold - left[wait.event] < wait.threshold) {
-          on_event[wait.event].push_back(q);
-          blocked = true;
-        }
-      }
-      if (blocked) break;
-      ++cursor[q];
-      ++finished;
-      for (uint32_t i = 0; i < task.signal_count; ++i) {
-        const SignalRecord& signal = image.signals[task.signal_begin + i];
-        if (signal.rank != image.rank) continue;
-        --left[signal.event];
-        if (left[signal.event] == 0 || !on_event[signal.event].empty()) {
-          stack.insert(stack.end(), on_event[signal.event].begin(), on_event[signal.event].end());
-          on_event[signal.event].clear();
-        }
-      }
-      if (++done[task.launch] == image.launches[task.launch].task_count && image.launches.size() > 1) open_all();
-    }
-  }
-  if (finished == tasks) return {};
-  for (uint32_t q = 0; q < cursor.size(); ++q) {
-    if (cursor[q] != end[q]) return at("task", cursor[q]) + ": waits for itself through queues, events and launches";
-  }
-  return {};
-}
-
 }  // namespace
 
-uint32_t PlanImage::local_events() const {
+uint32_t PlanView::local_events() const {
   uint32_t count = 0;
   while (count < events.size() && events[count].slot == kNone) ++count;
   return count;
 }
+uint64_t PlanView::bytes_of(uint32_t tensor) const { return hyper_mpmd::bytes_of(tensors[tensor]); }
+uint64_t PlanView::heap_words() const { return peers.empty() ? 0 : peers[rank].heap_words; }
+bool PlanView::dispatched() const { return launches.size() != 1 || launches[0].op != kNone; }
 
+PlanView PlanImage::view() const {
+  return {rank,
+          ranks,
+          borrowed(ops),
+          borrowed(tensors),
+          borrowed(tasks),
+          borrowed(accesses),
+          borrowed(waits),
+          borrowed(signals),
+          borrowed(events),
+          borrowed(queues),
+          borrowed(launches),
+          borrowed(dependencies),
+          borrowed(peers)};
+}
+
+uint32_t PlanImage::local_events() const { return view().local_events(); }
 uint64_t PlanImage::bytes_of(uint32_t tensor) const { return hyper_mpmd::bytes_of(tensors[tensor]); }
 
 uint64_t PlanImage::workspace_bytes() const { return span_of(*this, Role::kWorkspace); }
 uint64_t PlanImage::symmetric_bytes() const { return span_of(*this, Role::kSymmetric); }
-uint64_t PlanImage::heap_words() const { return peers.empty() ? 0 : peers[rank].heap_words; }
-bool PlanImage::dispatched() const { return launches.size() != 1 || launches[0].op != kNone; }
+uint64_t PlanImage::heap_words() const { return view().heap_words(); }
+bool PlanImage::dispatched() const { return view().dispatched(); }
 
-std::string PlanImage::fault() const {
+std::string PlanImage::fault(bool hops) const {
+  const PlanView plan = view();
+  std::string what = plan.record_fault();
+  return what.empty() ? certificate_fault(plan, hops) : what;
+}
+
+std::string PlanView::record_fault() const {
   if (ranks == 0 || ranks > kMaxRanks || rank >= ranks)
     return "rank " + std::to_string(rank) + " of " + std::to_string(ranks);
   for (const uint64_t size : {tasks.size(), accesses.size(), waits.size(), signals.size(), events.size()}) {
@@ -334,8 +276,7 @@ std::string PlanImage::fault() const {
     if (!what.empty()) return what;
   }
   if (std::string what = event_fault(*this); !what.empty()) return what;
-  if (std::string what = queue_fault(*this); !what.empty()) return what;
-  return circle(*this);
+  return queue_fault(*this);
 }
 
 std::string PlanImage::spread(uint64_t stride, uint64_t room) {
@@ -362,52 +303,65 @@ std::string PlanImage::spread(uint64_t stride, uint64_t room) {
   return {};
 }
 
-std::string world_fault(const std::vector<const PlanImage*>& images) {
-  for (const PlanImage* image : images) {
-    if (image->ranks != images.size()) return "the plans of a world must be of as many ranks as there are plans";
+std::string world_record_fault(std::span<const PlanView> plans) {
+  for (const PlanView& plan : plans) {
+    if (plan.ranks != plans.size()) return "the plans of a world must be of as many ranks as there are plans";
   }
-  for (size_t r = 0; r < images.size(); ++r) {
-    const PlanImage& image = *images[r];
+  for (size_t r = 0; r < plans.size(); ++r) {
+    const PlanView& plan = plans[r];
     const std::string mine = "rank " + std::to_string(r) + ": ";
-    if (image.rank != r) return mine + "the plan is of rank " + std::to_string(image.rank);
+    if (plan.rank != r) return mine + "the plan is of rank " + std::to_string(plan.rank);
     // What peers write lies at one place and in one form on all ranks.
     const auto alike = [](const TensorRecord& a, const TensorRecord& b) {
       return a.role == b.role && (a.role != static_cast<uint32_t>(Role::kSymmetric) ||
                                   (a.dtype == b.dtype && a.cols == b.cols && a.offset == b.offset));
     };
-    if (!std::equal(image.tensors.begin(), image.tensors.end(), images[0]->tensors.begin(), images[0]->tensors.end(),
-                    alike)) {
-      return mine + "another graph than rank 0's";
-    }
-    std::vector<uint32_t> arrivals(image.heap_words(), 0);
-    for (size_t s = 0; s < images.size(); ++s) {
+    if (!std::ranges::equal(plan.tensors, plans[0].tensors, alike)) return mine + "another graph than rank 0's";
+    for (size_t s = 0; s < plans.size(); ++s) {
       if (s == r) continue;
-      const PlanImage& peer = *images[s];
-      if (peer.peers[r].heap_words != image.heap_words())
+      const PlanView& peer = plans[s];
+      if (peer.peers[r].heap_words != plan.heap_words())
         return mine + "rank " + std::to_string(s) + " sees another heap";
       for (const TaskRecord& task : peer.tasks) {
-        for (uint32_t i = 0; i < task.signal_count; ++i) {
-          const SignalRecord& signal = peer.signals[task.signal_begin + i];
-          if (signal.rank == r) ++arrivals[signal.event];
-        }
         for (uint32_t i = 0; i < task.access_count; ++i) {
           const AccessRecord& box = peer.accesses[task.access_begin + i];
-          if (box.rank == r && !inside(box.row, box.rows, image.tensors[box.tensor].rows)) {
+          if (box.rank == r && !inside(box.row, box.rows, plan.tensors[box.tensor].rows)) {
             return mine + "rank " + std::to_string(s) + " writes outside tensor " + std::to_string(box.tensor);
           }
         }
       }
-      if (image.heap_words()) ++arrivals[peer.peers[r].credit_slot];
     }
-    for (size_t e = image.local_events(); e < image.events.size(); ++e) {
-      const EventRecord& event = image.events[e];
+  }
+  return {};
+}
+
+std::string world_fault(const std::vector<const PlanImage*>& images) {
+  std::vector<PlanView> plans;
+  for (const PlanImage* image : images) plans.push_back(image->view());
+  if (std::string what = world_record_fault(plans); !what.empty()) return what;
+  for (size_t r = 0; r < plans.size(); ++r) {
+    const PlanView& plan = plans[r];
+    const std::string mine = "rank " + std::to_string(r) + ": ";
+    std::vector<uint32_t> arrivals(plan.heap_words(), 0);
+    for (size_t s = 0; s < plans.size(); ++s) {
+      if (s == r) continue;
+      for (const TaskRecord& task : plans[s].tasks) {
+        for (uint32_t i = 0; i < task.signal_count; ++i) {
+          const SignalRecord& signal = plans[s].signals[task.signal_begin + i];
+          if (signal.rank == r) ++arrivals[signal.event];
+        }
+      }
+      if (plan.heap_words()) ++arrivals[plans[s].peers[r].credit_slot];
+    }
+    for (size_t e = plan.local_events(); e < plan.events.size(); ++e) {
+      const EventRecord& event = plan.events[e];
       if (arrivals[event.slot] != event.threshold) {
         return mine + at("event", e) + " needs " + std::to_string(event.threshold) + " signals and gets " +
                std::to_string(arrivals[event.slot]);
       }
       arrivals[event.slot] = 0;
     }
-    if (image.heap_words() && std::any_of(arrivals.begin(), arrivals.end(), [](uint32_t n) { return n != 0; })) {
+    if (std::ranges::any_of(arrivals, [](uint32_t n) { return n != 0; })) {
       return mine + "signals arrive that no event counts";
     }
   }

@@ -168,5 +168,5 @@ def test_a_launch_that_waits_for_its_own_credit_is_refused():
     credits = np.flatnonzero(plans[1].sections["events"]["op"] == R.NONE)
     wait = int(np.flatnonzero(np.isin(plans[1].sections["waits"]["event"], credits))[0])
     plans[1] = from_json(damaged(plans[1], "waits", wait, "threshold", 1))
-    with pytest.raises(errors.PlanFormatError, match="credit of the launch that waits for it"):
+    with pytest.raises(errors.SignalError, match=r"the credit of rank 0.* of its own launch"):
         hm.World(plans).run([inputs(2), inputs(2)], timeout=20)

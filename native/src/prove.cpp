@@ -1,0 +1,478 @@
+// The proof: run all tasks in some order that waits allow, keep a clock a queue, and hold each access against whoever
+// touched the same cells before. Nothing that a task does can keep another from running for ever (counters only grow),
+// so one such order stands for all: if it gets stuck every order does, and what the clocks say of it holds in each.
+#include "hyper_mpmd/prove.h"
+
+#include <algorithm>
+#include <deque>
+
+#include "prove_order.h"
+
+namespace hyper_mpmd {
+
+namespace prove {
+
+namespace {
+
+class Proof {
+ public:
+  Proof(std::span<const PlanView> plans, Verdict& verdict)
+      : scene_(plans),
+        verdict_(verdict),
+        several_(scene_.world && plans.size() > 1),
+        width_((scene_.chains.size() + (several_ ? plans.size() : 0) + 7) / 8 * 8) {}
+
+  void run();
+
+ private:
+  // Positions on each chain up to which all has ended; behind them, with several ranks, a 1 for each rank whose launch
+  // before this one has ended.
+  using Tick = int32_t;
+  struct Launch {
+    uint32_t left = 0;    // tasks to come
+    uint32_t closed = 0;  // launches before it that have not ended
+    uint32_t clock = kNone;
+    uint32_t standing = kNone;  // the first chain that waits for it
+    std::vector<uint32_t> after;
+  };
+  // A task that touches memory which peers write, and the ranks whose earlier launch had ended when it started.
+  struct Touch {
+    uint32_t chain, position;
+    size_t ended;  // index of its words in ended_
+  };
+
+  bool map_memory();
+  void advance(uint32_t chain);
+  bool may_start(uint32_t chain, const TaskRecord& task);
+  void join_waits(uint32_t chain, const TaskRecord& task);
+  void touch(uint32_t chain, const TaskRecord& task);
+  void finish(uint32_t chain, const TaskRecord& task);
+  void end_of_launch(const PlanView& plan, uint32_t launch);
+  bool between_launches();
+  bool ordered_across(Place first, const Touch& second) const;
+
+  Tick* clock(uint32_t chain) { return clocks_.data() + chain * width_; }
+  Tick* stored(uint32_t index) { return store_.data() + index * width_; }
+  uint32_t take_clock();
+  void join(Tick* into, const Tick* from) const {
+    for (size_t i = 0; i < width_; ++i) into[i] = std::max(into[i], from[i]);
+  }
+  void wake(uint32_t& first) {
+    for (uint32_t c = first; c != kNone; c = link_[c]) ready_.push_back(c);
+    first = kNone;
+  }
+  template <class Visit>
+  bool each_rect(const PlanView& plan, const TaskRecord& task, Visit&& visit) const;
+  void race(const Touch& second, Place first, const AccessRecord& box, bool written, const Rect& rect, bool next);
+
+  Scene scene_;
+  Verdict& verdict_;
+  const bool several_;
+  const size_t width_;
+  std::vector<EventState> events_;
+  std::vector<std::vector<Launch>> launches_;
+  std::vector<MemoryMap> maps_;
+  std::vector<Memory> memories_;
+  std::vector<Tick> clocks_, store_;
+  std::vector<uint32_t> free_, next_, link_, joined_;
+  std::deque<uint32_t> ready_;
+  std::vector<std::vector<Touch>> touches_;  // [memory that peers write]
+  std::vector<uint64_t> ended_;
+  size_t words_ = 0;                     // of 64 ranks, for each touch
+  std::vector<std::vector<Tick>> ends_;  // [rank] its clock at the end of the launch
+};
+
+// Call visit(memory, box, written, rect) for each piece of memory that the task touches and anybody writes.
+template <class Visit>
+bool Proof::each_rect(const PlanView& plan, const TaskRecord& task, Visit&& visit) const {
+  const uint32_t reads = plan.ops[task.op].read_count;
+  for (uint32_t i = 0; i < task.access_count; ++i) {
+    const AccessRecord& box = plan.accesses[task.access_begin + i];
+    if (!scene_.has(box.rank)) continue;
+    const MemoryMap& map = maps_[scene_.index(box.rank)];
+    const uint32_t memory = map.of(box.tensor);
+    if (memory == kNone) continue;
+    if (!map.rects(box, [&](const Rect& rect) { return visit(memory, box, i >= reads, rect); })) return false;
+  }
+  return true;
+}
+
+bool Proof::map_memory() {
+  uint32_t count = 0;
+  for (const PlanView& plan : scene_.plans) {
+    maps_.emplace_back(plan, count);
+    count += maps_.back().count();
+  }
+  memories_.resize(count);
+  touches_.resize(count);
+  for (const PlanView& plan : scene_.plans) {
+    for (const TaskRecord& task : plan.tasks) {
+      each_rect(plan, task, [&](uint32_t memory, const AccessRecord& box, bool written, const Rect& rect) {
+        if (written) memories_[memory].announce(rect);
+        memories_[memory].from_peers |= box.rank != plan.rank;
+        return true;
+      });
+    }
+  }
+  for (Memory& memory : memories_) {
+    if (memory.build()) continue;
+    verdict_.unsafe = Unsafe::kRecord;
+    verdict_.text = "the boxes that tasks write cut a tensor into more pieces than a proof can hold";
+    return false;
+  }
+  return true;
+}
+
+uint32_t Proof::take_clock() {
+  if (free_.empty()) {
+    free_.push_back(static_cast<uint32_t>(store_.size() / std::max<size_t>(width_, 1)));
+    store_.resize(store_.size() + width_);
+  }
+  const uint32_t index = free_.back();
+  free_.pop_back();
+  return index;
+}
+
+bool Proof::may_start(uint32_t chain, const TaskRecord& task) {
+  const uint32_t rank = scene_.chains[chain].rank;
+  const PlanView& plan = scene_.plan(rank);
+  if (plan.dispatched()) {
+    Launch& launch = launches_[scene_.index(rank)][task.launch];
+    if (launch.closed != 0) {
+      link_[chain] = launch.standing;
+      launch.standing = chain;
+      return false;
+    }
+  }
+  for (const WaitRecord& wait : plan.waits_of(task)) {
+    EventState& event = events_[scene_.event(rank, wait.event)];
+    if (event.have >= wait.threshold) continue;
+    link_[chain] = event.standing;
+    event.standing = chain;
+    return false;
+  }
+  return true;
+}
+
+void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
+  const auto& [rank, queue, begin, end] = scene_.chains[chain];
+  const PlanView& plan = scene_.plan(rank);
+  Tick* now = clock(chain);
+  const bool first_of_launch = next_[chain] == begin || plan.tasks[next_[chain] - 1].launch != task.launch;
+  if (plan.dispatched() && first_of_launch) {
+    const LaunchRecord& launch = plan.launches[task.launch];
+    for (const uint32_t before : plan.dependencies.subspan(launch.dependency_begin, launch.dependency_count)) {
+      const uint32_t index = launches_[scene_.index(rank)][before].clock;
+      if (index != kNone) join(now, stored(index));
+    }
+  }
+  const uint32_t local = scene_.local[scene_.index(rank)];
+  for (const WaitRecord& wait : plan.waits_of(task)) {
+    const uint64_t number = scene_.event(rank, wait.event);
+    EventState& event = events_[number];
+    --event.waiters;
+    const bool one_source = event.source < kSeveral;
+    // What a rank signals in this launch, or its credit of the one before, shows that its launch before has ended.
+    if (several_ && wait.event >= local && one_source && event.credit == (wait.threshold == 0)) {
+      now[scene_.chains.size() + event.source] = 1;
+    }
+    // Less than all signals may be any of them, and signals of several ranks may be of two launches: no order.
+    const bool all = wait.threshold == plan.events[wait.event].threshold && one_source;
+    if (all && event.clock != kNone && joined_[chain] != number) {
+      // Whoever has seen the end of a task has seen all that the task had seen.
+      const auto& [signaller, position] = event.signaller;
+      if (wait.threshold != 1 || static_cast<uint32_t>(now[signaller]) < position) join(now, stored(event.clock));
+      joined_[chain] = static_cast<uint32_t>(number);
+    }
+    if (event.waiters == 0 && event.clock != kNone) {
+      free_.push_back(event.clock);
+      event.clock = kNone;
+    }
+  }
+}
+
+void Proof::race(const Touch& second, Place first, const AccessRecord& box, bool written, const Rect& rect, bool next) {
+  verdict_.unsafe = Unsafe::kRace;
+  RaceFault& fault = verdict_.race;
+  const uint32_t rank = scene_.chains[second.chain].rank, before_rank = scene_.chains[first.chain].rank;
+  const uint32_t before = scene_.task_at(first);
+  fault.second = {rank, scene_.task_at({second.chain, second.position}), box.tensor, written};
+  fault.next_launch = next;
+  fault.memory_rank = box.rank;
+  // The box of the first that meets it: one that writes, or any if the second writes.
+  const PlanView& plan = scene_.plan(before_rank);
+  const MemoryMap& map = maps_[scene_.index(box.rank)];
+  each_rect(plan, plan.tasks[before], [&](uint32_t memory, const AccessRecord& other, bool writes, const Rect& where) {
+    if (other.rank != box.rank || memory != map.of(box.tensor) || !where.meets(rect) || !(writes || written))
+      return true;
+    fault.first = {before_rank, before, other.tensor, writes};
+    const AccessRecord met = map.box_of(box, {std::max(where.row, rect.row), std::min(where.row_end, rect.row_end),
+                                              std::max(where.col, rect.col), std::min(where.col_end, rect.col_end)});
+    fault.row = met.row;
+    fault.rows = met.rows;
+    fault.col = met.col;
+    fault.cols = met.cols;
+    return false;
+  });
+}
+
+void Proof::touch(uint32_t chain, const TaskRecord& task) {
+  const PlanView& plan = scene_.plan(scene_.chains[chain].rank);
+  const Tick* now = clock(chain);
+  const Place place{chain, next_[chain] - scene_.chains[chain].begin + 1};
+  const auto earlier = [&](Place before) {
+    ++verdict_.pairs;
+    return before.chain == chain || static_cast<uint32_t>(now[before.chain]) >= before.position;
+  };
+  size_t noted = ~size_t{0};
+  each_rect(plan, task, [&](uint32_t number, const AccessRecord& box, bool written, const Rect& rect) {
+    Memory& memory = memories_[number];
+    std::pair<Place, bool> culprit;
+    const bool fine =
+        written ? memory.write(rect, place, earlier, culprit) : memory.read(rect, place, earlier, culprit);
+    if (!fine) {
+      race({chain, place.position, 0}, culprit.first, box, written, rect, false);
+      return false;
+    }
+    if (!several_ || !memory.from_peers) return true;
+    if (noted == ~size_t{0}) {
+      noted = ended_.size();
+      ended_.resize(noted + words_);
+      for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
+        if (now[scene_.chains.size() + rank] != 0) ended_[noted + rank / 64] |= uint64_t{1} << rank % 64;
+      }
+    }
+    auto& touches = touches_[number];
+    if (touches.empty() || touches.back().chain != chain || touches.back().position != place.position) {
+      touches.push_back({chain, place.position, noted});
+    }
+    return true;
+  });
+}
+
+void Proof::end_of_launch(const PlanView& plan, uint32_t number) {
+  for (const uint32_t after : launches_[scene_.index(plan.rank)][number].after) {
+    Launch& launch = launches_[scene_.index(plan.rank)][after];
+    if (--launch.closed == 0) wake(launch.standing);
+  }
+}
+
+void Proof::finish(uint32_t chain, const TaskRecord& task) {
+  const auto& [rank, queue, begin, end] = scene_.chains[chain];
+  const PlanView& plan = scene_.plan(rank);
+  Tick* now = clock(chain);
+  now[chain] = static_cast<Tick>(next_[chain] - begin + 1);
+  for (const SignalRecord& signal : plan.signals_of(task)) {
+    if (!scene_.has(signal.rank)) continue;
+    const uint32_t number = signal.rank == rank ? signal.event : scene_.event_of_word(signal.rank, signal.event);
+    EventState& event = events_[scene_.event(signal.rank, number)];
+    ++event.have;
+    event.signaller = {chain, static_cast<uint32_t>(now[chain])};
+    if (event.waiters != 0) {
+      if (event.clock == kNone) {
+        event.clock = take_clock();
+        std::copy_n(now, width_, stored(event.clock));
+      } else {
+        join(stored(event.clock), now);
+      }
+    }
+    const bool all = event.have == scene_.plan(signal.rank).events[number].threshold;
+    if (event.standing != kNone && (all || event.partial)) wake(event.standing);
+  }
+  if (!plan.dispatched()) return;
+  Launch& launch = launches_[scene_.index(rank)][task.launch];
+  if (!launch.after.empty() && (next_[chain] + 1 == end || plan.tasks[next_[chain] + 1].launch != task.launch)) {
+    if (launch.clock == kNone) {
+      launch.clock = take_clock();
+      std::copy_n(now, width_, stored(launch.clock));
+    } else {
+      join(stored(launch.clock), now);
+    }
+  }
+  if (--launch.left == 0) end_of_launch(plan, task.launch);
+}
+
+// Run a few tasks of the chain, so that chains keep in step and few clocks are held.
+void Proof::advance(uint32_t chain) {
+  constexpr uint32_t kTurn = 8;
+  const uint32_t end = scene_.chains[chain].end;
+  const PlanView& plan = scene_.plan(scene_.chains[chain].rank);
+  for (uint32_t turn = 0; next_[chain] != end; ++turn) {
+    if (turn == kTurn) {
+      ready_.push_back(chain);
+      return;
+    }
+    const TaskRecord& task = plan.tasks[next_[chain]];
+    if (!may_start(chain, task)) return;
+    join_waits(chain, task);
+    // After a race the order goes on without boxes: a hang is told first.
+    if (verdict_.unsafe == Unsafe::kNothing) touch(chain, task);
+    finish(chain, task);
+    ++next_[chain];
+  }
+}
+
+// Whether the task at `first` in launch n has ended before `second` starts in launch n + 1: some rank's launch n ended
+// in between.
+bool Proof::ordered_across(Place first, const Touch& second) const {
+  for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
+    const bool ended = ended_[second.ended + rank / 64] >> rank % 64 & 1;
+    if (ended && static_cast<uint32_t>(ends_[rank][first.chain]) >= first.position) return true;
+  }
+  return false;
+}
+
+// Launch n + 1 against launch n. A rank's own tasks are in order; what is left is memory that peers write.
+bool Proof::between_launches() {
+  for (size_t number = 0; number < memories_.size(); ++number) {
+    const auto& touches = touches_[number];
+    struct Piece {
+      const Touch* touch;
+      const AccessRecord* box;
+      Rect rect;
+      bool written;
+    };
+    const auto pieces_of = [&](const Touch& touch, std::vector<Piece>& into) {
+      const PlanView& plan = scene_.plan(scene_.chains[touch.chain].rank);
+      const TaskRecord& task = plan.tasks[scene_.task_at({touch.chain, touch.position})];
+      each_rect(plan, task, [&](uint32_t memory, const AccessRecord& box, bool written, const Rect& rect) {
+        if (memory == number) into.push_back({&touch, &box, rect, written});
+        return true;
+      });
+    };
+    // Puts that wait for the owner's credit, and end before the owner does, are in order with all that the owner does.
+    std::vector<Piece> puts, loose, all;
+    for (const Touch& touch : touches) {
+      std::vector<Piece> found;
+      pieces_of(touch, found);
+      for (const Piece& piece : found) {
+        const uint32_t owner = piece.box->rank;
+        if (scene_.chains[touch.chain].rank == owner) continue;
+        puts.push_back(piece);
+        ++verdict_.pairs;
+        const bool after = ended_[touch.ended + owner / 64] >> owner % 64 & 1;
+        const bool before = static_cast<uint32_t>(ends_[owner][touch.chain]) >= touch.position;
+        if (!after || !before) loose.push_back(piece);
+      }
+    }
+    const auto check = [&](const Piece& first, const Piece& second) {
+      if (!first.rect.meets(second.rect) || !(first.written || second.written)) return true;
+      ++verdict_.pairs;
+      const Place place{first.touch->chain, first.touch->position};
+      if (ordered_across(place, *second.touch)) return true;
+      race(*second.touch, place, *second.box, second.written, second.rect, true);
+      return false;
+    };
+    const auto by_row = [](const Piece& a, const Piece& b) { return a.rect.row < b.rect.row; };
+    if (!loose.empty()) {
+      for (const Touch& touch : touches) pieces_of(touch, all);
+      std::sort(all.begin(), all.end(), by_row);
+      std::vector<uint64_t> reach;  // the furthest row of all pieces so far
+      for (const Piece& piece : all) reach.push_back(std::max(reach.empty() ? 0 : reach.back(), piece.rect.row_end));
+      for (const Piece& piece : loose) {
+        auto i = static_cast<size_t>(std::upper_bound(reach.begin(), reach.end(), piece.rect.row) - reach.begin());
+        for (; i < all.size() && all[i].rect.row < piece.rect.row_end; ++i) {
+          if (!check(piece, all[i]) || !check(all[i], piece)) return false;
+        }
+      }
+    }
+    // Puts of several ranks into the same rows.
+    std::sort(puts.begin(), puts.end(), by_row);
+    for (size_t i = 0; i < puts.size(); ++i) {
+      for (size_t j = i + 1; j < puts.size() && puts[j].rect.row < puts[i].rect.row_end; ++j) {
+        if (!check(puts[i], puts[j]) || !check(puts[j], puts[i])) return false;
+      }
+    }
+  }
+  return true;
+}
+
+void Proof::run() {
+  verdict_.world = scene_.world;
+  verdict_.queues = scene_.chains.size();
+  const size_t chains = scene_.chains.size();
+  for (const PlanView& plan : scene_.plans) {
+    verdict_.tasks += plan.tasks.size();
+    verdict_.events += plan.events.size();
+    verdict_.boxes += plan.accesses.size();
+    verdict_.edges += plan.waits.size() + plan.signals.size() + plan.dependencies.size();
+  }
+  verdict_.edges += verdict_.tasks - std::min<uint64_t>(verdict_.tasks, chains);
+  if (!count_signals(scene_, events_, verdict_) || !map_memory()) return;
+  launches_.resize(scene_.plans.size());
+  for (size_t p = 0; p < scene_.plans.size(); ++p) {
+    const PlanView& plan = scene_.plans[p];
+    if (!plan.dispatched()) continue;
+    auto& launches = launches_[p];
+    launches.resize(plan.launches.size());
+    for (uint32_t i = 0; i < launches.size(); ++i) {
+      const LaunchRecord& record = plan.launches[i];
+      launches[i].left = record.task_count;
+      for (const uint32_t before : plan.dependencies.subspan(record.dependency_begin, record.dependency_count)) {
+        if (plan.launches[before].task_count == 0) continue;  // it has ended before it began
+        launches[before].after.push_back(i);
+        ++launches[i].closed;
+      }
+    }
+  }
+  words_ = (scene_.plans.size() + 63) / 64;
+  clocks_.assign(chains * width_, 0);
+  link_.assign(chains, kNone);
+  joined_.assign(chains, kNone);
+  for (uint32_t c = 0; c < chains; ++c) {
+    next_.push_back(scene_.chains[c].begin);
+    if (several_) clock(c)[chains + scene_.index(scene_.chains[c].rank)] = 1;
+    ready_.push_back(c);
+  }
+  while (!ready_.empty()) {
+    const uint32_t chain = ready_.front();
+    ready_.pop_front();
+    advance(chain);
+  }
+  verdict_.bytes = (clocks_.capacity() + store_.capacity()) * sizeof(Tick) + events_.capacity() * sizeof(EventState) +
+                   ended_.capacity() * sizeof(uint64_t);
+  for (const Memory& memory : memories_) verdict_.bytes += memory.bytes();
+  for (const auto& touches : touches_) verdict_.bytes += touches.capacity() * sizeof(Touch);
+  for (uint32_t c = 0; c < chains; ++c) {
+    if (next_[c] == scene_.chains[c].end) continue;
+    verdict_.unsafe = Unsafe::kHang;
+    verdict_.circle = shortest_circle(scene_, events_, next_);
+    return;
+  }
+  if (!several_ || verdict_.unsafe != Unsafe::kNothing) return;
+  for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
+    auto& end = ends_.emplace_back(width_, 0);
+    for (uint32_t c = scene_.rank_begin[rank]; c < scene_.rank_begin[rank + 1]; ++c) join(end.data(), clock(c));
+  }
+  between_launches();
+}
+
+}  // namespace
+
+}  // namespace prove
+
+Verdict prove_plans(std::span<const PlanView> plans) {
+  Verdict verdict;
+  const auto refuse = [&](std::string text) {
+    verdict.unsafe = Unsafe::kRecord;
+    verdict.text = std::move(text);
+    return verdict;
+  };
+  if (plans.empty()) return refuse("no plan to prove");
+  for (const PlanView& plan : plans) {
+    std::string what = plan.record_fault();
+    if (!what.empty()) {
+      return refuse(plans.size() > 1 ? "rank " + std::to_string(plan.rank) + ": " + what : what);
+    }
+    // Positions in a queue are counted with a sign.
+    if (plan.tasks.size() > 0x7fffffffu) return refuse("more tasks on one rank than a proof can number");
+  }
+  if (plans.size() != plans[0].ranks && plans.size() != 1) return refuse("one plan, or those of all ranks, are proven");
+  if (plans.size() > 1) {
+    if (std::string what = world_record_fault(plans); !what.empty()) return refuse(std::move(what));
+  }
+  prove::Proof(plans, verdict).run();
+  return verdict;
+}
+
+}  // namespace hyper_mpmd
