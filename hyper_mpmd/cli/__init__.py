@@ -82,7 +82,18 @@ Ranks = Annotated[
         "--ep",
         metavar="N",
         min=1,
-        help="Ranks that share the experts, all in this process. \\[default: 1]",
+        help="Ranks that share the experts out. \\[default: 1]",
+        show_default=False,
+        rich_help_panel=_BUILT_IN,
+    ),
+]
+Shards = Annotated[
+    int | None,
+    typer.Option(
+        "--tp",
+        metavar="N",
+        min=1,
+        help="Ranks that share each expert's intermediate size, of each of --ep. \\[default: 1]",
         show_default=False,
         rich_help_panel=_BUILT_IN,
     ),
@@ -171,6 +182,7 @@ def run(
     experts: Experts = None,
     top_k: TopK = None,
     ep: Ranks = None,
+    tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
@@ -188,7 +200,7 @@ def run(
     """Execute a graph on this machine and compare it with plain torch: error, time, tasks per second."""
     from hyper_mpmd.cli.run import run_command
 
-    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, routing, dtype, seed)
+    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, seed)
     policies = ("O0", "O1") if policy is None else (policy.value,)
     fine = run_command(
         subject,
@@ -213,6 +225,7 @@ def plan(
     experts: Experts = None,
     top_k: TopK = None,
     ep: Ranks = None,
+    tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
@@ -234,7 +247,7 @@ def plan(
     """Schedule a graph for a device and say what is in the plan; nothing is executed."""
     from hyper_mpmd.cli.plan import plan_command
 
-    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, routing, dtype, seed)
+    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, seed)
     plan_command(
         subject, policy=policy.value, device=device, rank=rank, backend=_backend(backend), save=save, as_json=json
     )
@@ -256,6 +269,7 @@ def check(
     experts: Experts = None,
     top_k: TopK = None,
     ep: Ranks = None,
+    tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
@@ -268,7 +282,7 @@ def check(
     """Prove that a plan can neither hang nor race, or show the smallest counter-example (exit status 1)."""
     from hyper_mpmd.cli.check import check_command
 
-    sizes = (tokens, hidden, intermediate, experts, top_k, ep, routing, dtype)
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
     saved = _is_saved(context, graph[0], sizes)
     if not saved and len(graph) > 1:
         raise typer.BadParameter(f"one graph, or plan files; got {', '.join(graph)}")
@@ -296,6 +310,7 @@ def show(
     experts: Experts = None,
     top_k: TopK = None,
     ep: Ranks = None,
+    tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
@@ -314,7 +329,7 @@ def show(
     """Draw the timeline, predicted or measured: a row a core, a colour an op."""
     from hyper_mpmd.cli.show import show_command
 
-    sizes = (tokens, hidden, intermediate, experts, top_k, ep, routing, dtype)
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
     show_command(
         Path(graph) if _is_saved(context, graph, sizes, "backend") else _subject(graph, *sizes, seed),
         policy=policy.value,
@@ -351,6 +366,7 @@ def _subject(
     experts: int | None,
     top_k: int | None,
     ep: int | None,
+    tp: int | None,
     routing: str | None,
     dtype: DType | None,
     seed: int,
@@ -360,7 +376,7 @@ def _subject(
     sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
     try:
         return make_subject(
-            graph, sizes=sizes, ranks=ep, routing=routing, dtype=None if dtype is None else dtype.value, seed=seed
+            graph, sizes=sizes, ep=ep, tp=tp, routing=routing, dtype=None if dtype is None else dtype.value, seed=seed
         )
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None

@@ -6,15 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from hyper_mpmd.engine.compare import Outputs
 from hyper_mpmd.engine.group import GroupEngine
 from hyper_mpmd.errors import EngineError
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.testing.ranks import RankFailed, RankPool
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Processes:
@@ -28,6 +29,8 @@ class Processes:
         self._pool = RankPool(len(inputs))
 
     def __enter__(self) -> Processes:
+        import torch
+
         try:
             with TemporaryDirectory(prefix="hyper-mpmd-") as folder:
                 for rank, given in enumerate(self._inputs):
@@ -60,6 +63,8 @@ _held: dict[str, Any] = {}
 
 
 def _open(folder: str, policies: tuple[str, ...]) -> None:
+    import torch
+
     engine = GroupEngine()
     _held["engine"] = engine
     _held["inputs"] = torch.load(_file(folder, engine.rank, "inputs"), weights_only=True)

@@ -11,7 +11,8 @@ from torch.autograd.function import once_differentiable
 from hyper_mpmd.modules.mega_exchange import Met
 from hyper_mpmd.modules.mega_execution import Execution
 from hyper_mpmd.modules.mega_route import DTYPES, Call
-from hyper_mpmd.modules.moe_inputs import by_routed_row
+from hyper_mpmd.modules.moe_inputs import by_routed_row, places_of
+from hyper_mpmd.modules.tensor_parallel import share_rows
 
 
 @dataclass(frozen=True)
@@ -22,25 +23,29 @@ class Step:
     met: Met
     gather: torch.Tensor
     back: torch.Tensor
+    shares: torch.Tensor
     dtype: str
 
     @classmethod
     def of(cls, execution: Execution, met: Met, call: Call) -> Step:
-        return cls(execution, met, call.gather, call.back, DTYPES[call.hidden.dtype])
+        shares = torch.from_numpy(share_rows(call.tokens, execution.config.tp_size, execution.place))
+        return cls(execution, met, call.gather, call.back, shares, DTYPES[call.hidden.dtype])
 
     def forward(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         plans = self.execution.plans
         assert plans is not None
         plan = plans.forward(self.dtype, bool(self.met.wanted), self.met.tokens, self.met.counts)
-        return self.execution.run(plan, {"gather": self.gather, "back": self.back, **tensors})
+        return self.execution.run(plan, {**self._indices(), **tensors})
 
     def backward(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         plans = self.execution.plans
         assert plans is not None
         plan = plans.backward(self.dtype, self.met.wanted, self.met.tokens, self.met.counts)
-        return self.execution.run(
-            plan, {"gather": self.gather, "back": self.back, "places": self.back.flatten(), **tensors}
-        )
+        places = places_of(self.back, self.execution.config.tp_size)
+        return self.execution.run(plan, {**self._indices(), "places": places, **tensors})
+
+    def _indices(self) -> dict[str, torch.Tensor]:
+        return {"gather": self.gather, "back": self.back, "shares": self.shares}
 
 
 class ExpertsFunction(torch.autograd.Function):

@@ -25,6 +25,7 @@ class Config:
     num_experts: int
     top_k: int
     ep_size: int
+    tp_size: int
     expert_capacity_factor: float | None
     dispatch_mode: str
 
@@ -45,6 +46,11 @@ class Config:
             raise MegaMoeValueError(
                 f"num_experts={self.num_experts} is not a multiple of ep_size={self.ep_size}: every rank holds as many"
             )
+        if self.intermediate_size % self.tp_size:
+            raise MegaMoeValueError(
+                f"intermediate_size={self.intermediate_size} is not a multiple of the {self.tp_size} ranks of "
+                "tp_group: every rank holds as much of each expert"
+            )
         factor = self.expert_capacity_factor
         if factor is not None:
             number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
@@ -59,6 +65,15 @@ class Config:
     @property
     def local_experts(self) -> int:
         return self.num_experts // self.ep_size
+
+    @property
+    def local_intermediate(self) -> int:
+        return self.intermediate_size // self.tp_size
+
+    @property
+    def ranks(self) -> int:
+        """All ranks that the layer runs over."""
+        return self.ep_size * self.tp_size
 
     @property
     def most_tokens(self) -> int:

@@ -20,12 +20,12 @@ from hyper_mpmd.modules.mega_errors import KINDS, MegaMoeError, MegaMoeValueErro
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS
 
 _TEXT_WORDS = 128  # int64 words of a refusal's text
-_HEAD = 5  # status, T, wanted gradients, module number, dtype
+_HEAD = 6  # status, T, wanted gradients, module number, dtype, digest of the ids
 
 
 @dataclass(frozen=True)
 class Met:
-    """What all ranks know after an exchange: tokens of each, counts [ranks, E], and the gradients that any wants."""
+    """What all ranks know after an exchange: tokens [EP], counts [EP, E], and the gradients that any wants."""
 
     tokens: tuple[int, ...]
     counts: NDArray[np.int64]
@@ -34,20 +34,21 @@ class Met:
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank tells. refusal: its error, in which case the rest says nothing."""
+    """What one rank tells. digest: of topk_ids. refusal: its error, in which case the rest says nothing."""
 
     tokens: int
     counts: NDArray[np.int64]
     wanted: frozenset[str]
     module: int
     dtype: int
+    digest: int = 0
     refusal: MegaMoeError | None = None
 
     def pack(self) -> NDArray[np.int64]:
         words = np.zeros(_HEAD + len(self.counts) + _TEXT_WORDS, np.int64)
         status = 0 if self.refusal is None else _kind(self.refusal)
         bits = sum(1 << place for place, name in enumerate(GRADIENTS) if name in self.wanted)
-        words[:_HEAD] = status, self.tokens, bits, self.module, self.dtype
+        words[:_HEAD] = status, self.tokens, bits, self.module, self.dtype, self.digest
         words[_HEAD : _HEAD + len(self.counts)] = self.counts
         if self.refusal is not None:
             text = str(self.refusal).encode()[: 8 * _TEXT_WORDS - 1]
@@ -61,7 +62,7 @@ class Exchange:
     def __init__(self, heap_name: Any, group: dist.ProcessGroup | None, config: Config) -> None:
         self._name = heap_name
         self._words = _HEAD + config.num_experts + _TEXT_WORDS
-        self._ranks = config.ep_size
+        self._ranks, self._tp = config.ranks, config.tp_size
         self._all: torch.Tensor | None = shmem.empty(self._ranks * self._words, dtype=torch.int64, group=group)
 
     def meet(self, record: Record) -> Met:
@@ -82,10 +83,11 @@ class Exchange:
                 f"{self._name(with_none)} wants no gradients and will not come to the backward pass, "
                 f"{self._name(with_some)} does; use torch.no_grad() on all ranks or on none"
             )
+        self._check_teams(words)
         union = int(np.bitwise_or.reduce(bits))
         return Met(
-            tokens=tuple(words[:, 1].tolist()),
-            counts=np.ascontiguousarray(words[:, _HEAD:-_TEXT_WORDS]),
+            tokens=tuple(words[:: self._tp, 1].tolist()),
+            counts=np.ascontiguousarray(words[:: self._tp, _HEAD:-_TEXT_WORDS]),
             wanted=frozenset(name for place, name in enumerate(GRADIENTS) if union >> place & 1),
         )
 
@@ -94,6 +96,18 @@ class Exchange:
         if self._all is not None:
             shmem.free(self._all)
             self._all = None
+
+    def _check_teams(self, words: NDArray[np.int64]) -> None:
+        """The ranks that an expert is cut over must bring the same tokens: each computes a term of the same sum."""
+        for rank, own in enumerate(words):
+            first = rank - rank % self._tp
+            for what, place in (("tokens", 1), ("topk_ids digest", 5)):
+                if own[place] != words[first, place]:
+                    raise MegaMoeValueError(
+                        f"ranks of one tp_group bring different tokens: {what} {words[first, place]} on "
+                        f"{self._name(first)}, {own[place]} on {self._name(rank)}; they must call with the same "
+                        "hidden_states, topk_ids and topk_weights"
+                    )
 
     def _check_alike(self, what: str, values: NDArray[np.int64], names: Sequence[str] = ()) -> None:
         for rank, value in enumerate(values.tolist()):
@@ -106,15 +120,14 @@ class Exchange:
 
 def check_configs(group: dist.ProcessGroup | None, config: Config) -> None:
     """Refuse, on all ranks alike, constructor values that differ between ranks."""
-    everyone: list[Any] = [None] * config.ep_size
+    members = dist.get_process_group_ranks(group or dist.group.WORLD)
+    everyone: list[Any] = [None] * len(members)
     dist.all_gather_object(everyone, config, group=group)
-    for rank, other in enumerate(everyone):
+    for member, other in zip(members, everyone, strict=True):
         if difference := everyone[0].difference(other):
             name, first, value = difference
-            members = dist.get_process_group_ranks(group or dist.group.WORLD)
             raise MegaMoeValueError(
-                f"ranks construct different layers: {name}={first!r} on rank {members[0]}, {value!r} on rank "
-                f"{members[rank]}"
+                f"ranks construct different layers: {name}={first!r} on rank {members[0]}, {value!r} on rank {member}"
             )
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.mega_errors import CapacityOverflowError, MegaMoeStateError
 from hyper_mpmd.modules.mega_exchange import Exchange, Met, Record, check_configs
+from hyper_mpmd.modules.mega_groups import Grid
 from hyper_mpmd.modules.mega_plans import Plans
 from hyper_mpmd.scheduler.plan import Plan
 
@@ -20,15 +20,15 @@ from hyper_mpmd.scheduler.plan import Plan
 class Execution:
     """Resources of one layer, or of a group that shares them. Nothing is taken before the first forward.
 
-    group: of ep_size ranks (None: all of them). members: how many layers use it.
+    grid: the ranks. members: how many layers use it.
     """
 
-    def __init__(self, config: Config, group: dist.ProcessGroup | None, members: int = 1) -> None:
+    def __init__(self, config: Config, grid: Grid, members: int = 1) -> None:
         self.config = config
         self.members = members
         self.used = False
         self.plans: Plans | None = None
-        self._group = group
+        self._grid = grid
         self._engine: Any = None
         self._exchange: Exchange | None = None
         self._claimed = threading.Lock()
@@ -64,6 +64,11 @@ class Execution:
         made: dict[str, torch.Tensor] = plan.run(**needed) if self._engine is None else self._engine.run(plan, **needed)
         return made
 
+    @property
+    def place(self) -> int:
+        """This rank's place among those that each expert is cut over."""
+        return 0 if self._engine is None else int(self._engine.rank) % self.config.tp_size
+
     def leave(self) -> None:
         """One layer less; with the last one all is given back, with all ranks. May be called again if it raises."""
         if self.members > 1:
@@ -82,15 +87,16 @@ class Execution:
         if self.plans is not None:
             return
         self.used = True
-        if self.config.ep_size == 1:
+        if self.config.ranks == 1:
             self.plans = Plans(self.config, 0)
             return
         from hyper_mpmd.engine.group import GroupEngine
 
-        check_configs(self._group, self.config)
+        group = self._grid.group()
+        check_configs(group, self.config)
         if self._engine is None:
-            self._engine = GroupEngine(self._group)
-        self._exchange = Exchange(self._engine.name, self._group, self.config)
+            self._engine = GroupEngine(group)
+        self._exchange = Exchange(self._engine.name, group, self.config)
         self.plans = Plans(self.config, self._engine.rank)
 
     def _name(self, rank: int) -> str:
@@ -101,8 +107,9 @@ class Execution:
         received = met.counts.reshape(config.ep_size, config.ep_size, -1).sum(axis=(0, 2))
         most = int(received.max())
         if most > config.capacity:
+            rank = int(received.argmax()) * config.tp_size
             raise CapacityOverflowError(
-                f"capacity overflow: {self._name(int(received.argmax()))} would receive {most} rows, the capacity is "
+                f"capacity overflow: {self._name(rank)} would receive {most} rows, the capacity is "
                 f"{config.capacity} (expert_capacity_factor={config.expert_capacity_factor}); raise the factor or "
                 "balance the router"
             )

@@ -1,13 +1,16 @@
 """MegaMoeExperts: the experts that a router picked, run forward and backward as one fused plan, over ranks or on one.
 
-Shapes: T tokens of this rank, H hidden, I intermediate, E experts over all ranks, K choices of a token, EP ranks.
+Shapes: T tokens of this rank, H hidden, I intermediate, E experts over all ranks, K choices of a token, EP ranks that
+share the experts out, TP ranks that each expert is cut over.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.mega_errors import MegaMoeError, MegaMoeStateError, MegaMoeTypeError, MegaMoeValueError
 from hyper_mpmd.modules.mega_exchange import Record
 from hyper_mpmd.modules.mega_execution import Execution
+from hyper_mpmd.modules.mega_groups import Grid
 from hyper_mpmd.modules.mega_parallel import as_global, as_local
 from hyper_mpmd.modules.mega_route import DTYPES, Call, check_call
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS
@@ -33,6 +37,10 @@ class MegaMoeExperts(nn.Module):
     to call, differ between ranks and be 0. Exactly one of them.
     ep_size, ep_group: ranks that share the experts out; the group is all ranks unless given. ep_size=1 needs no
     torch.distributed.
+    tp_group: TP ranks that each expert is cut over, along I. They call with the same tokens and get the same output;
+    rank j of them has shards as parameters: of either half of gate_up columns [j * I / TP, (j + 1) * I / TP), which
+    makes [E/EP, H, 2I/TP], and those rows of down, [E/EP, I/TP, H]. With ep_size > 1 both groups must be given and form
+    a grid, as those of a device mesh do.
     expert_capacity_factor: None leaves room for every row; f >= 1 for ceil(T * K * f) on each rank, rounded up to 128,
     and more rows than that raise "capacity overflow" on all ranks, before anything runs.
     dispatch_mode: "push". create_parameters=False: the layer has none, and each call brings expert_weights.
@@ -56,6 +64,7 @@ class MegaMoeExperts(nn.Module):
         top_k: int,
         ep_size: int = 1,
         ep_group: dist.ProcessGroup | None = None,
+        tp_group: dist.ProcessGroup | None = None,
         expert_capacity_factor: float | None = None,
         dispatch_mode: str = "push",
         create_parameters: bool = True,
@@ -70,20 +79,22 @@ class MegaMoeExperts(nn.Module):
             num_experts,
             top_k,
             ep_size,
+            1,
             expert_capacity_factor,
             dispatch_mode,
         )
-        group = _check_group(ep_size, ep_group)
+        grid = Grid(ep_size, ep_group, tp_group)
+        config = replace(config, tp_size=grid.tp_size)
         super().__init__()
         self.config = config
-        self._group = group
-        self._execution = Execution(config, group)
+        self._grid = grid
+        self._execution = Execution(config, grid)
         self._number = 0  # among layers that share resources
         self._shared = False
         self._closed = False
         for name, shape in (
-            ("gate_up_weight", (config.local_experts, hidden_size, 2 * intermediate_size)),
-            ("down_weight", (config.local_experts, intermediate_size, hidden_size)),
+            ("gate_up_weight", (config.local_experts, hidden_size, 2 * config.local_intermediate)),
+            ("down_weight", (config.local_experts, config.local_intermediate, hidden_size)),
         ):
             weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) if create_parameters else None
             self.register_parameter(name, weight)
@@ -92,10 +103,10 @@ class MegaMoeExperts(nn.Module):
     def reset_parameters(self) -> None:
         """Draw each expert's weights, uniform within 1 / sqrt(fan in), expert by expert."""
         with torch.no_grad():
-            for weight in (self.gate_up_weight, self.down_weight):
+            fans = (self.config.hidden_size, self.config.intermediate_size)
+            for weight, fan in zip((self.gate_up_weight, self.down_weight), fans, strict=True):
                 for expert in weight if weight is not None else ():
-                    bound = expert.shape[0] ** -0.5
-                    expert.uniform_(-bound, bound)
+                    expert.uniform_(-(fan**-0.5), fan**-0.5)
 
     # To torch.compile the whole call is one operation: a model around it is compiled up to here and from here on.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -163,9 +174,9 @@ class MegaMoeExperts(nn.Module):
             if difference := first.config.difference(layer.config):
                 name, mine, theirs = difference
                 raise MegaMoeValueError(f"module {number} has {name}={theirs!r}, module 0 has {mine!r}")
-            if layer._group is not first._group:
-                raise MegaMoeValueError(f"module {number} and module 0 have different ep_groups")
-        execution = Execution(first.config, first._group, members=len(layers))
+            if not layer._grid.has_groups_of(first._grid):
+                raise MegaMoeValueError(f"module {number} and module 0 have different ep_groups or tp_groups")
+        execution = Execution(first.config, first._grid, members=len(layers))
         for number, layer in enumerate(layers):
             layer._execution, layer._number, layer._shared = execution, number, True
 
@@ -182,7 +193,7 @@ class MegaMoeExperts(nn.Module):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or self.config.ep_size == 1:
+        if error is None or self.config.ranks == 1:
             self.close()
         # Else the peers may be anywhere: shared memory is given back when the process ends, which waits for nobody.
 
@@ -190,8 +201,9 @@ class MegaMoeExperts(nn.Module):
 
     def global_view(self, tensor: torch.Tensor) -> Any:
         """A tensor like one of the parameters (an optimizer's moment, say) as state_dict shows those: over ranks a
-        DTensor Shard(0) of all experts, so that distributed checkpoints load at another ep_size. Shares its memory."""
-        return as_global(tensor, self.config.ep_size, self._group)
+        DTensor of all experts, so that distributed checkpoints load over another number of ranks. Shares its memory.
+        """
+        return as_global(tensor, self.config, self._grid)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -210,7 +222,7 @@ class MegaMoeExperts(nn.Module):
         tokens = f"T={config.most_tokens}" if config.local_num_tokens is not None else f"T<={config.most_tokens}"
         return (
             f"{tokens}, H={config.hidden_size}, I={config.intermediate_size}, E={config.num_experts}, "
-            f"K={config.top_k}, EP={config.ep_size}"
+            f"K={config.top_k}, EP={config.ep_size}" + (f", TP={config.tp_size}" if config.tp_size > 1 else "")
         )
 
     # ---- copies have resources of their own ------------------------------------------------------------------------
@@ -218,13 +230,13 @@ class MegaMoeExperts(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> MegaMoeExperts:
         made = self.__class__.__new__(self.__class__)
         memo[id(self)] = made
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_execution", "_group")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_execution", "_grid")}
         made.__dict__.update(copy.deepcopy(state, memo))
-        made._own(self._group)
+        made._own(self._grid)
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._group is not None:
+        if self._grid.spans_a_subgroup:
             raise MegaMoeTypeError(
                 "a MegaMoeExperts over a subgroup cannot be pickled: process groups do not travel; save its state_dict"
             )
@@ -232,11 +244,11 @@ class MegaMoeExperts(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._own(None)
+        self._own(self._grid)
 
-    def _own(self, group: dist.ProcessGroup | None) -> None:
-        self._group = group
-        self._execution = Execution(self.config, group)
+    def _own(self, grid: Grid) -> None:
+        self._grid = grid
+        self._execution = Execution(self.config, grid)
         self._number, self._shared = 0, False
 
     # ---- inside ----------------------------------------------------------------------------------------------------
@@ -252,27 +264,12 @@ class MegaMoeExperts(nn.Module):
 
     def _record(self, call: Call | None, refusal: MegaMoeError | None) -> Record:
         if call is None:
-            return Record(0, np.zeros(self.config.num_experts, np.int64), frozenset(), self._number, 0, refusal)
+            return Record(0, np.zeros(self.config.num_experts, np.int64), frozenset(), self._number, 0, 0, refusal)
         tensors = (call.hidden, call.weights, call.w1, call.w2)
         grad = torch.is_grad_enabled()
         wanted = frozenset(
             name for name, tensor in zip(GRADIENTS, tensors, strict=True) if grad and tensor.requires_grad
         )
         dtype = list(DTYPES).index(call.hidden.dtype)
-        return Record(call.tokens, call.counts, wanted, self._number, dtype)
-
-
-def _check_group(ep_size: int, group: Any) -> dist.ProcessGroup | None:
-    """The group if it is a part of the ranks, None if it is all of them or not needed."""
-    if ep_size == 1 and group is None:
-        return None
-    if not dist.is_available() or not dist.is_initialized():
-        raise MegaMoeValueError(
-            f"ep_size={ep_size} needs torch.distributed; call torch.distributed.init_process_group first"
-        )
-    size = dist.get_world_size(group)
-    if size != ep_size:
-        which = "all ranks" if group is None else "ep_group"
-        raise MegaMoeValueError(f"ep_size={ep_size}, but {which} has {size} ranks")
-    world = dist.group.WORLD
-    return None if ep_size == 1 or group is world else group
+        digest = crc32(call.back.numpy().tobytes()) if self.config.tp_size > 1 else 0
+        return Record(call.tokens, call.counts, wanted, self._number, dtype, digest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.moe_ffn import moe_ffn
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS, moe_ffn_backward
+from hyper_mpmd.modules.routing import moe_loads
 from hyper_mpmd.scheduler.compile import compile as compile_graph
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.tasks import TaskGraph
@@ -31,7 +32,7 @@ class Plans:
         self._proven: set[Hashable] = set()
 
     def forward(self, dtype: Any, keep: bool, tokens: tuple[int, ...], counts: NDArray[np.int64]) -> Plan:
-        """keep: with what the backward plan takes. tokens: of each rank. counts: [ranks, E]."""
+        """keep: with what the backward plan takes. tokens: [EP] and counts: [EP, E], of each team."""
         return self._plan(
             ("forward", dtype, keep), lambda sizes: moe_ffn(*sizes, keep=keep, **self._way(dtype)), tokens, counts
         )
@@ -47,7 +48,7 @@ class Plans:
         )
 
     def _way(self, dtype: Any) -> dict[str, Any]:
-        return {"ranks": self._config.ep_size, "dtype": dtype}
+        return {"ranks": self._config.ranks, "tp": self._config.tp_size, "dtype": dtype}
 
     def _plan(
         self,
@@ -65,7 +66,7 @@ class Plans:
             sizes = (config.hidden_size, config.intermediate_size, config.num_experts, config.top_k)
             self._graphs[kind] = build(sizes)
         graph = self._graphs[kind]
-        plan = self._compile(kind, graph, {"batch": list(tokens), "routed": counts})
+        plan = self._compile(kind, graph, moe_loads(tokens, counts, config.tp_size))
         # Nobody else holds this graph, so the plan need not read its own from the JSON that it carries.
         plan.__dict__["graph"] = graph
         self._plans[key] = plan
@@ -73,10 +74,10 @@ class Plans:
             self._plans.popitem(last=False)
         return plan
 
-    def _compile(self, kind: Hashable, graph: TaskGraph, loads: dict[str, Any]) -> Plan:
+    def _compile(self, kind: Hashable, graph: TaskGraph, loads: Mapping[str, Any]) -> Plan:
         """The first plan of each kind is proven, together with those of all ranks where they are few; later ones differ
         in counts alone and run with the certificate that the engine checks of each."""
-        world, rank = self._config.ep_size, self._rank
+        world, rank = self._config.ranks, self._rank
         if kind in self._proven:
             later: Plan = compile_graph(graph, loads, world=world, rank=rank, prove="certificate")
             return later

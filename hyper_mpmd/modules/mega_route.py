@@ -64,7 +64,7 @@ def check_call(
             raise MegaMoeTypeError(f"{name} is a {type(tensor).__name__}; it must be a torch tensor")
     _check_devices(given)
     _check_dtypes(hidden_states, topk_ids, topk_weights, w1, w2)
-    experts, hidden, inner = config.local_experts, config.hidden_size, config.intermediate_size
+    experts, hidden, inner = config.local_experts, config.hidden_size, config.local_intermediate
     _check_shape("gate_up_weight", w1, (experts, hidden, 2 * inner))
     _check_shape("down_weight", w2, (experts, inner, hidden))
     if hidden_states.dim() < 1 or hidden_states.shape[-1] != hidden:

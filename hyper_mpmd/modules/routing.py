@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyper_mpmd.errors import LoadsError, WorldSizeError
+from hyper_mpmd.modules.tensor_parallel import token_parts
 
 PATTERNS = "balanced, zipf:S (S > 0, as zipf:1.2), single, or a JSON file of counts"
 _ZIPF = re.compile(r"zipf:(\d+(?:\.\d+)?)")
@@ -23,24 +25,40 @@ _BLOCK = 1 << 22  # scores drawn at a time, so that long batches over many exper
 
 @dataclass(frozen=True)
 class Routing:
-    """ids: for each rank int32 [T, K], the experts of each token, none twice. experts: E over all ranks."""
+    """ids: for each rank int32 [T, K], the experts of each token, none twice. experts: E over all ranks.
+
+    tp: each expert is cut over so many ranks, which hold the same tokens: `ids` has an entry for all of them.
+    """
 
     ids: tuple[NDArray[np.int32], ...]
     experts: int
+    tp: int = 1
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Rows for each expert from each rank, [W, E]."""
+        """Rows for each expert from each entry of ids, [EP, E]."""
         return np.stack([np.bincount(ids.ravel(), minlength=self.experts) for ids in self.ids]).astype(np.int64)
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of each rank."""
+        """Tokens of each entry of ids."""
         return [len(ids) for ids in self.ids]
 
     def loads(self) -> dict[str, Any]:
         """The loads of graph moe-ffn."""
-        return {"batch": self.tokens, "routed": self.counts}
+        return moe_loads(self.tokens, self.counts, self.tp)
+
+
+def moe_loads(tokens: Sequence[int], counts: NDArray[np.int64], tp: int) -> dict[str, Any]:
+    """The loads of graphs moe-ffn and moe-ffn-backward; tokens [EP], counts [EP, E] of each team of tp ranks."""
+    if tp == 1:
+        return {"batch": list(tokens), "routed": counts}
+    parts = [token_parts(own, tp) for own in tokens]
+    return {
+        "batch": np.repeat(np.array(parts, np.int64), tp, axis=0),
+        "routed": np.repeat(counts, tp, axis=0),
+        "part": np.array(parts, np.int64).flatten(),
+    }
 
 
 def sort_by_expert(ids: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -55,9 +73,10 @@ def sort_by_expert(ids: NDArray[Any]) -> tuple[NDArray[np.int32], NDArray[np.int
 
 
 def make_routing(
-    pattern: str, *, tokens: int | None, experts: int, top_k: int, ranks: int = 1, seed: int = 0
+    pattern: str, *, tokens: int | None, experts: int, top_k: int, ranks: int = 1, tp: int = 1, seed: int = 0
 ) -> Routing:
-    """Routing by pattern. tokens: of each rank; None where a file of counts decides.
+    """Routing by pattern. tokens: of each rank; None where a file of counts decides. ranks: those that share the
+    experts out, each of them tp ranks where an expert is cut.
 
     balanced: counts that differ by at most 1. zipf:S: expert popularity falls as 1 / place^S, one order of experts for
     all ranks. single: every token picks the same K experts. Otherwise a path: JSON counts [E], or [W][E], whose sums
@@ -68,9 +87,9 @@ def make_routing(
             raise LoadsError(f"routing {pattern!r} is not known; it must be {PATTERNS}")
         if tokens is None:
             raise LoadsError(f"routing {pattern!r} needs a number of tokens")
-        return Routing(tuple(_pattern(pattern, tokens, experts, top_k, ranks, seed)), experts)
+        return Routing(tuple(_pattern(pattern, tokens, experts, top_k, ranks, seed)), experts, tp)
     counts = read_counts(Path(pattern), experts=experts, ranks=ranks)
-    return Routing(tuple(_ids_of_counts(counts, tokens, top_k, np.random.default_rng(seed))), experts)
+    return Routing(tuple(_ids_of_counts(counts, tokens, top_k, np.random.default_rng(seed))), experts, tp)
 
 
 def is_pattern(text: str) -> bool:

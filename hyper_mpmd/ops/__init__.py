@@ -3,6 +3,7 @@
 from hyper_mpmd.ops.combine import Combine
 from hyper_mpmd.ops.dispatch import Dispatch
 from hyper_mpmd.ops.gather_sum import GatherSum
+from hyper_mpmd.ops.gather_sum_scalars import GatherSumScalars
 from hyper_mpmd.ops.grouped_matmul import GroupedMatmul
 from hyper_mpmd.ops.grouped_matmul_grad import GroupedMatmulDW, GroupedMatmulT
 from hyper_mpmd.ops.matmul import Matmul
@@ -18,6 +19,7 @@ __all__ = [
     "Combine",
     "Dispatch",
     "GatherSum",
+    "GatherSumScalars",
     "GroupedMatmul",
     "GroupedMatmulDW",
     "GroupedMatmulT",

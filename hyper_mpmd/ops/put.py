@@ -8,7 +8,8 @@ from pydantic import Field
 
 from hyper_mpmd.tasks.op import CoreKind, Layout, Op
 from hyper_mpmd.tasks.rule import Access, TileRule
-from hyper_mpmd.tasks.tensor import RouteKind
+from hyper_mpmd.tasks.team import Team
+from hyper_mpmd.tasks.tensor import RouteKind, Routing
 
 
 class Put(Op):
@@ -17,6 +18,8 @@ class Put(Op):
     to: "all": every rank gets every rank's rows, ordered by source rank (an all-gather). "shift": rank r's rows go to
     rank (r + shift) mod W. "scatter": group e goes to the rank that owns e, E / W consecutive groups a rank; on arrival
     rows are ordered by local group, then source rank. "return": scattered rows go back to where they came from.
+    team: the ranks that W and the words above speak of, such as Team(ranks=4, stride=2); None: all ranks. Rows return
+    in the team that they were scattered in.
 
     Input: [R] or [R, C] in a row space, any dtype. Output: the same columns, in the row space that the route makes of
     the senders'. On one rank it is a copy.
@@ -36,9 +39,10 @@ class Put(Op):
 
     to: RouteKind = "all"
     shift: int = Field(default=1, ge=0)
+    team: Team | None = None
 
-    def routing(self) -> tuple[RouteKind, int] | None:
-        return self.to, self.shift
+    def routing(self) -> Routing:
+        return Routing(self.to, self.shift, self.team)
 
     def reference(self, layout: Layout, *inputs: Any) -> Any:
         """The one-rank form: a copy. Over ranks the reference engine moves the rows itself."""

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from hyper_mpmd.errors import PlanLimitError
 from hyper_mpmd.scheduler.records import AIC, AIV, DTYPES, KERNELS, MAX_INDEX, ROLES, ROUTES
 from hyper_mpmd.tasks.check import axis_extent, group_count, row_space_of
-from hyper_mpmd.tasks.tensor import ITEM_BYTES, Tensor
+from hyper_mpmd.tasks.team import Team
+from hyper_mpmd.tasks.tensor import ITEM_BYTES, Route, Routing, Tensor
 
 if TYPE_CHECKING:
     from hyper_mpmd.tasks.graph import Node, TaskGraph
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 Table = NDArray[np.int64]
 
 # Columns of the tables. An extent is a pair (kind, value): absent, a plain number, or the rows of a row space.
-SPACE_COLUMNS = ("groups", "route", "parent", "shift")
+SPACE_COLUMNS = ("groups", "route", "parent", "shift", "team", "stride")
 TENSOR_COLUMNS = ("dtype", "item_bytes", "space", "rows", "cols", "block_rows", "role", "storage")
 OP_COLUMNS = (
     *("kernel", "kind", "dtype", "by_group", "groups", "space"),
     *("rows_kind", "rows_value", "cols_kind", "cols_value", "reduction_kind", "reduction_value"),
-    *("cut_rows", "cut_cols", "flops_per_point", "route", "shift", "hop"),
+    *("cut_rows", "cut_cols", "flops_per_point", "route", "shift", "team", "stride", "hop"),
     *("operand_begin", "read_boxes", "boxes"),
 )
 OPERAND_COLUMNS = ("tensor", "rows_axis", "cols_axis", "shift", "group", "write")
@@ -96,9 +97,12 @@ def _pack(graph: TaskGraph) -> Descriptor:
             ]
         )
     space_rows = [
-        [space.groups, 0, -1, 0]
+        [space.groups, 0, -1, 0, 1, 1]
         if space.route is None
-        else [space.groups, ROUTES[space.route.kind], space_index[space.route.parent], space.route.shift % graph.ranks]
+        else [
+            *(space.groups, ROUTES[space.route.kind], space_index[space.route.parent]),
+            *_within(graph, space.route, space.route.shift),
+        ]
         for space in graph.spaces.values()
     ]
     for row_space in graph.spaces.values():
@@ -155,10 +159,25 @@ def _op_row(
         -1 if space is None else space_index[space],
         *(*extent(rule.rows), *extent(rule.cols), *extent(rule.reduction)),
         *(int(rule.cut_rows), int(rule.cut_cols), rule.flops_per_point),
-        *((0, 0) if routing is None else (ROUTES[routing[0]], routing[1] % graph.ranks)),
+        *((0, 0, 1, 1) if routing is None else _route(graph, Routing(*routing), inputs[0], outputs[0])),
         *(hop, operand_begin, sum(not box[-1] for box in boxes), len(boxes)),
     ]
     return row, boxes
+
+
+def _route(graph: TaskGraph, routing: Routing, sent: Tensor, received: Tensor) -> tuple[int, ...]:
+    """Kind, shift, team and stride of a communication op."""
+    space = sent.space if routing.kind == "return" else received.space  # the one that a route made
+    assert space is not None
+    route = graph.spaces[space].route
+    assert route is not None
+    return ROUTES[routing.kind], *_within(graph, route, routing.shift)
+
+
+def _within(graph: TaskGraph, route: Route, shift: int) -> tuple[int, int, int]:
+    """The shift within a team, and the team's ranks and stride."""
+    team = route.team or Team(graph.ranks)
+    return shift % team.ranks, *team
 
 
 def _matrix(tensor: Tensor) -> tuple[int, int, int]:

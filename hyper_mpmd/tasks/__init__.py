@@ -3,7 +3,8 @@
 from hyper_mpmd.tasks.graph import Node, TaskGraph
 from hyper_mpmd.tasks.op import CoreKind, Layout, Op, TensorType, Tile
 from hyper_mpmd.tasks.rule import Access, TileRule
-from hyper_mpmd.tasks.tensor import DType, Route, RowSpace, Tensor
+from hyper_mpmd.tasks.team import Team
+from hyper_mpmd.tasks.tensor import DType, Route, Routing, RowSpace, Tensor
 
 __all__ = [
     "Access",
@@ -13,8 +14,10 @@ __all__ = [
     "Node",
     "Op",
     "Route",
+    "Routing",
     "RowSpace",
     "TaskGraph",
+    "Team",
     "Tensor",
     "TensorType",
     "Tile",

@@ -26,7 +26,8 @@ from hyper_mpmd.errors import (
 from hyper_mpmd.tasks.check import check_dimensions
 from hyper_mpmd.tasks.op import CoreKind, Op, TensorType
 from hyper_mpmd.tasks.rule import Access
-from hyper_mpmd.tasks.tensor import ITEM_BYTES, DType, Route, RouteKind, RowSpace, Tensor
+from hyper_mpmd.tasks.team import Team, check_team
+from hyper_mpmd.tasks.tensor import ITEM_BYTES, DType, Route, RouteKind, Routing, RowSpace, Tensor
 
 # Names that `Plan.run` and its kin take beside the inputs, which come by keyword as well.
 RUN_OPTIONS = ("self", "plan", "engine", "workers", "timeout")
@@ -76,12 +77,12 @@ class TaskGraph:
             raise LoadsError(f"row space {name!r}: groups is {groups!r}; it must be an int of at least 1")
         return self._add_space(RowSpace(name=name, groups=groups))
 
-    def routed_rows(self, rows: RowSpace, kind: RouteKind, shift: int = 0) -> RowSpace:
+    def routed_rows(self, rows: RowSpace, kind: RouteKind, shift: int = 0, team: Team | None = None) -> RowSpace:
         """The row space that rows of `rows` reach by a route (see `Route`), so that an input can live in it: what an
         earlier graph received. The same one as communication along that route makes."""
         if self._spaces.get(rows.name) is not rows:
             raise RowSpaceError(f"row space {rows.name!r} belongs to another graph")
-        return self._routed_space(f"routed_rows({rows.name!r}, {kind!r})", kind, shift, rows)
+        return self._routed_space(f"routed_rows({rows.name!r}, {kind!r})", Routing(kind, shift, team), rows)
 
     def input(self, name: str, shape: Sequence[RowSpace | int], dtype: DType = "float32") -> Tensor:
         """Declare a tensor that `run` is given: 1 to 3 dimensions, the first may be a row space."""
@@ -214,34 +215,41 @@ class TaskGraph:
         """The received tensors of a communication op, their row spaces derived from the senders'."""
         routing = op.routing()
         assert routing is not None
-        kind, shift = routing
         types = []
         for tensor in inputs:
             if tensor.space is None:
                 raise RowSpaceError(f"task {name!r}: {tensor.describe()} has no row space; rows are what travels")
             parent = self._spaces[tensor.space]
             types.append(
-                TensorType((self._routed_space(name, kind, shift, parent).name, *tensor.shape[1:]), tensor.dtype)
+                TensorType((self._routed_space(name, Routing(*routing), parent).name, *tensor.shape[1:]), tensor.dtype)
             )
         return tuple(types)
 
-    def _routed_space(self, task: str, kind: str, shift: int, parent: RowSpace) -> RowSpace:
+    def _routed_space(self, task: str, routing: Routing, parent: RowSpace) -> RowSpace:
+        kind = routing.kind
+        team = check_team(f"task {task!r}", routing.team, self.ranks)
         if kind == "return":
             if parent.route is None or parent.route.kind != "scatter":
                 raise RowSpaceError(
                     f"task {task!r}: rows of {parent.name!r} were not scattered, so there is no way back for them"
                 )
+            if routing.team is not None and team != parent.route.team:
+                raise WorldSizeError(
+                    f"task {task!r}: rows of {parent.name!r} return in {_describe(parent.route.team)}, where they were "
+                    f"scattered, not in {_describe(team)}; leave the team out"
+                )
             return self._spaces[parent.route.parent]
-        if kind == "scatter" and parent.groups % self.ranks:
+        ranks = self.ranks if team is None else team.ranks
+        if kind == "scatter" and parent.groups % ranks:
             raise WorldSizeError(
                 f"task {task!r}: the {parent.groups} groups of {parent.name!r} cannot be shared out evenly over "
-                f"{self.ranks} ranks"
+                f"{ranks} ranks"
             )
-        groups = {"scatter": parent.groups // self.ranks, "all": parent.groups * self.ranks, "shift": parent.groups}[
-            kind
-        ]
+        groups = {"scatter": parent.groups // ranks, "all": parent.groups * ranks, "shift": parent.groups}[kind]
+        shift = routing.shift if kind == "shift" else 0
         name = f"{parent.name}.{kind}" + (str(shift) if kind == "shift" else "")
-        route = Route.model_validate({"kind": kind, "parent": parent.name, "shift": shift if kind == "shift" else 0})
+        name += "" if team is None else f".{team.ranks}by{team.stride}"
+        route = Route.model_validate({"kind": kind, "parent": parent.name, "shift": shift, "team": team})
         known = self._spaces.get(name)
         if known is None:
             return self._add_space(RowSpace(name=name, groups=groups, route=route))
@@ -315,6 +323,10 @@ class TaskGraph:
         self._tensors[tensor.name] = tensor
         self._sealed = None
         return tensor
+
+
+def _describe(team: Team | None) -> str:
+    return "all ranks" if team is None else f"teams of {team.ranks} ranks, {team.stride} apart"
 
 
 def _check_routing(task: str, op: Op, routed: bool) -> None:

@@ -106,7 +106,7 @@ def _space(graph: TaskGraph, space: RowSpace, known: dict[str, RowSpace]) -> Row
         return graph.rows(space.name, groups=space.groups)
     if space.route.parent not in known:
         raise GraphFormatError(f"row space {space.name!r} follows from {space.route.parent!r}, which is not before it")
-    made = graph.routed_rows(known[space.route.parent], space.route.kind, space.route.shift)
+    made = graph.routed_rows(known[space.route.parent], space.route.kind, space.route.shift, space.route.team)
     if made != space:
         raise GraphFormatError(f"row space {space.name!r}: its route makes {made!r}, the file says {space!r}")
     return made

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hyper_mpmd.errors import NameTakenError, OpParameterError, OpRuleError
 from hyper_mpmd.tasks.rule import TileRule, check_rule
-from hyper_mpmd.tasks.tensor import DType, RouteKind, Tensor
+from hyper_mpmd.tasks.tensor import DType, RouteKind, Routing, Tensor
 
 CoreKind = Literal["cube", "vector", "comm"]
 
@@ -79,8 +79,8 @@ class Op(BaseModel):
     # The engine's own kernel for this op (a name in scheduler/records.py), or None for a Python kernel.
     native: ClassVar[str | None] = None
 
-    def routing(self) -> tuple[RouteKind, int] | None:
-        """Communication ops only: how rows travel between ranks, and the shift of a shifted route."""
+    def routing(self) -> Routing | tuple[RouteKind, int] | None:
+        """Communication ops only: how rows travel between ranks, the shift of a shifted route, and the team."""
         return None
 
     @classmethod

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from hyper_mpmd.tasks.team import Team
 
 DType = Literal["float32", "bfloat16", "int32", "int64"]
 ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "int32": 4, "int64": 8}
@@ -12,12 +14,20 @@ ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "int32": 4, "int64": 
 RouteKind = Literal["scatter", "return", "all", "shift"]
 
 
+class Routing(NamedTuple):
+    """How a communication op moves rows (see `Route`), and the ranks that it acts within: None for all of them."""
+
+    kind: RouteKind
+    shift: int = 0
+    team: Team | None = None
+
+
 class Route(BaseModel):
-    """How rows of one row space reach another over ranks.
+    """How rows of one row space reach another over the W ranks of a team (None: all ranks).
 
     scatter: group e of the source goes to the rank that owns e (E / W consecutive groups a rank); on arrival rows are
     ordered by local group, then by source rank. return: the way back. all: every rank's rows go to every rank, ordered
-    by source rank. shift: the rows of rank r go to rank (r + shift) mod W.
+    by source rank. shift: the rows of rank r go to rank (r + shift) mod W. In a team, ranks count from its first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -25,6 +35,7 @@ class Route(BaseModel):
     kind: RouteKind
     parent: str
     shift: int = 0
+    team: Team | None = None
 
 
 class RowSpace(BaseModel):

@@ -17,7 +17,8 @@ from hyper_mpmd.scheduler.descriptor import describe
 from hyper_mpmd.scheduler.loads import check_loads
 from hyper_mpmd.scheduler.twin.layout import Layout, Tables
 from hyper_mpmd.tasks.graph import TaskGraph
-from hyper_mpmd.tasks.tensor import Tensor
+from hyper_mpmd.tasks.team import Team
+from hyper_mpmd.tasks.tensor import RouteKind, Tensor
 from hyper_mpmd.testing.sample_ops import GroupedOuter, Halves, Interleave, ScaleInPlace, Transpose
 
 Loads = dict[str, list[list[int]]]
@@ -98,19 +99,20 @@ class _Builder:
         self.take(self.graph.vector(self.name("unperm"), ops.Unpermute(), y, index, weights))
 
     def put(self) -> None:
-        ranks = self.graph.ranks
+        team = self.draw(st.sampled_from(teams(self.graph.ranks)))
         x = self.pick(lambda t: t.space is not None)
         if x is None or x.space is None:
             return
         space = self.graph.spaces[x.space]
-        kinds = ["shift"]
-        if space.groups * ranks <= 32:
+        kinds: list[RouteKind] = ["shift"]
+        if space.groups * team.ranks <= 32:
             kinds.append("all")
-        if space.groups % ranks == 0:
+        if space.groups % team.ranks == 0:
             kinds.extend(["scatter", "scatter"])
         if space.route is not None and space.route.kind == "scatter":
             kinds.extend(["return"] * 3)
-        op = ops.Put(to=self.draw(st.sampled_from(kinds)), shift=self.draw(st.integers(0, 5)))
+        kind = self.draw(st.sampled_from(kinds))
+        op = ops.Put(to=kind, shift=self.draw(st.integers(0, 5)), team=None if kind == "return" else team)
         self.take(self.graph.comm(self.name("put"), op, x))
 
     def scale_in_place(self) -> None:
@@ -143,6 +145,16 @@ class _Builder:
         native = [self.grouped_matmul, self.matmul, self.swiglu, self.permute, self.unpermute, self.put, self.put]
         python = [self.scale_in_place, self.transpose, self.halves, self.interleave, self.grouped_outer]
         self.draw(st.sampled_from(native + python if self.python_ops else native))()
+
+
+def teams(ranks: int) -> list[Team]:
+    """All that share out so many ranks."""
+    return [
+        Team(count, stride)
+        for count in range(1, ranks + 1)
+        for stride in range(1, ranks // count + 1)
+        if ranks % (count * stride) == 0
+    ]
 
 
 def _is_even(tensor: Tensor) -> bool:

@@ -34,13 +34,15 @@ Layout::Layout(const Descriptor& descriptor, std::span<const SpaceLoads> loads)
     }
     if (descriptor.spaces[index].route == kScatter) {
       const SpaceRow& row = descriptor.spaces[index];
-      space.arrivals.reserve(static_cast<size_t>(descriptor.ranks * space.groups * descriptor.ranks));
+      const Team team{row.team, row.stride};
+      space.sources = team.ranks;
+      space.arrivals.reserve(static_cast<size_t>(descriptor.ranks * space.groups * team.ranks));
       for (int64_t rank = 0; rank < descriptor.ranks; ++rank) {
         for (int64_t group = 0; group < space.groups; ++group) {
           int64_t place = space.offsets[rank * (space.groups + 1) + group];
-          for (int64_t source = 0; source < descriptor.ranks; ++source) {
+          for (int64_t source = 0; source < team.ranks; ++source) {
             space.arrivals.push_back(place);
-            place += size(row.parent, source, rank * space.groups + group);
+            place += size(row.parent, team.member(rank, source), team.place(rank) * space.groups + group);
           }
         }
       }
@@ -52,10 +54,15 @@ void Layout::derive(size_t index) {
   const SpaceRow& row = descriptor_.spaces[index];
   Space& space = spaces_[index];
   const int64_t ranks = descriptor_.ranks;
-  if (row.route == kAllRanks) {  // the same on every rank
-    for (int64_t source = 0; source < ranks; ++source) {
-      for (int64_t group = 0; group < groups(row.parent); ++group) {
-        space.sizes.push_back(size(row.parent, source, group));
+  const Team team{row.team, row.stride};
+  if (row.route == kAllRanks) {  // the same on every rank of a team
+    const bool uniform = team.ranks == ranks;
+    space.rank_stride = uniform ? 0 : space.groups;
+    for (int64_t rank = 0; rank < (uniform ? 1 : ranks); ++rank) {
+      for (int64_t source = 0; source < team.ranks; ++source) {
+        for (int64_t group = 0; group < groups(row.parent); ++group) {
+          space.sizes.push_back(size(row.parent, team.member(rank, source), group));
+        }
       }
     }
     return;
@@ -66,11 +73,12 @@ void Layout::derive(size_t index) {
     for (int64_t group = 0; group < space.groups; ++group) {
       int64_t& sum = space.sizes[rank * space.groups + group];
       if (row.route == kScatter) {
-        for (int64_t source = 0; source < ranks; ++source) {
-          sum += size(row.parent, source, rank * space.groups + group);
+        for (int64_t source = 0; source < team.ranks; ++source) {
+          sum += size(row.parent, team.member(rank, source), team.place(rank) * space.groups + group);
         }
       } else {
-        sum = size(row.parent, (rank + ranks - row.shift) % ranks, group);
+        const int64_t source = (team.place(rank) + team.ranks - row.shift) % team.ranks;
+        sum = size(row.parent, team.member(rank, source), group);
       }
     }
   }

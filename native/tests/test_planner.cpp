@@ -18,15 +18,15 @@ void require(bool holds, const char* what) {
   std::exit(1);
 }
 
-// tokens -> dispatch -> matmul -> scaling in place -> combine; on one rank the puts are copies.
-pl::Descriptor make_graph(int64_t ranks, int64_t groups, int64_t cols) {
-  const int64_t owned = groups / ranks, aic = 0, aiv = 1, hop = ranks > 1;
+// tokens -> dispatch -> matmul -> scaling in place -> combine, within teams; on one rank the puts are copies.
+pl::Descriptor make_graph(int64_t ranks, pl::Team team, int64_t groups, int64_t cols) {
+  const int64_t owned = groups / team.ranks, aic = 0, aiv = 1, hop = ranks > 1;
   const int64_t input = 0, workspace = 2, symmetric = 3;
   const int64_t none = pl::kAbsent, plain = pl::kPlain, space = pl::kSpace;
   pl::Descriptor d;
   d.ranks = ranks;
   d.space_names = {"tokens", "tokens.scatter"};
-  d.spaces = {{groups, pl::kNoRoute, -1, 0}, {owned, pl::kScatter, 0, 0}};
+  d.spaces = {{groups, pl::kNoRoute, -1, 0, 1, 1}, {owned, pl::kScatter, 0, 0, team.ranks, team.stride}};
   d.tensor_names = {"x", "received", "w", "h", "scaled", "y"};
   d.tensors = {{0, 4, 0, 0, cols, 0, input, 0},
                {0, 4, 1, 0, cols, 0, symmetric, 1},
@@ -35,10 +35,12 @@ pl::Descriptor make_graph(int64_t ranks, int64_t groups, int64_t cols) {
                {0, 4, 1, 0, 48, 0, workspace, 3},
                {0, 4, 0, 0, 48, 0, symmetric, 5}};
   d.op_names = {"dispatch", "matmul", "scale", "combine"};
-  d.ops = {{2, aiv, 0, 1, groups, 0, space, 0, none, 1, none, 1, 1, 0, 0, pl::kScatter, 0, 0, 0, 1, 2},
-           {4, aic, 0, 1, owned, 1, space, 1, plain, 48, plain, cols, 1, 1, 2, 0, 0, hop, 2, 2, 3},
-           {1, aiv, 0, 0, 1, 1, space, 1, plain, 48, none, 1, 1, 1, 1, 0, 0, hop, 5, 1, 2},
-           {2, aiv, 0, 1, owned, 1, space, 1, none, 1, none, 1, 1, 0, 0, pl::kReturn, 0, hop, 7, 1, 2}};
+  d.ops = {{2, aiv,          0, 1,          groups,      0, space, 0, none, 1, none, 1, 1, 0,
+            0, pl::kScatter, 0, team.ranks, team.stride, 0, 0,     1, 2},
+           {4, aic, 0, 1, owned, 1, space, 1, plain, 48, plain, cols, 1, 1, 2, 0, 0, 1, 1, hop, 2, 2, 3},
+           {1, aiv, 0, 0, 1, 1, space, 1, plain, 48, none, 1, 1, 1, 1, 0, 0, 1, 1, hop, 5, 1, 2},
+           {2, aiv, 0, 1,           owned, 1,          space,       1,   none, 1, none, 1,
+            1, 0,   0, pl::kReturn, 0,     team.ranks, team.stride, hop, 7,    1, 2}};
   d.operands = {{0, pl::kRows, pl::kAll, 0, 0, 0},       {1, pl::kRows, pl::kAll, 0, 0, 1},
                 {1, pl::kRows, pl::kReduction, 0, 0, 0}, {2, pl::kReduction, pl::kCols, 0, 1, 0},
                 {3, pl::kRows, pl::kCols, 0, 0, 1},      {3, pl::kRows, pl::kCols, 0, 0, 0},
@@ -52,8 +54,9 @@ pl::Device make_device(bool unified) {
           {32, 16, 8},     {32, 16}};
 }
 
-void run_world(std::mt19937& random, int64_t ranks, int64_t groups) {
-  const pl::Descriptor d = make_graph(ranks, groups, 1 + static_cast<int64_t>(random() % 40));
+void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {
+  const int64_t groups = team.ranks * (1 + static_cast<int64_t>(random() % 4));
+  const pl::Descriptor d = make_graph(ranks, team, groups, 1 + static_cast<int64_t>(random() % 40));
   std::vector<int64_t> counts;
   for (int64_t i = 0; i < ranks * groups; ++i) counts.push_back(random() % 3 ? static_cast<int64_t>(random() % 70) : 0);
   const pl::SpaceLoads loads[] = {{0, counts.data()}};
@@ -107,8 +110,8 @@ void run_world(std::mt19937& random, int64_t ranks, int64_t groups) {
 int main() {
   std::mt19937 random(7);
   for (int round = 0; round < 150; ++round) {
-    const int64_t ranks = 1 + static_cast<int64_t>(random() % 4);
-    run_world(random, ranks, ranks * (1 + static_cast<int64_t>(random() % 4)));
+    const pl::Team team{1 + static_cast<int64_t>(random() % 3), 1 + static_cast<int64_t>(random() % 2)};
+    run_world(random, team.ranks * team.stride * (1 + static_cast<int64_t>(random() % 2)), team);
   }
   std::puts("planner: 150 random worlds");
 }

@@ -30,6 +30,15 @@ def test_plan_of_a_world_has_a_record_a_rank(call, small):
     assert alone["hash"] == record["ranks"][1]["hash"]
 
 
+def test_plan_and_show_know_experts_cut_over_ranks(call, small):
+    record = json.loads(call("plan", "moe-ffn", *small, "--ep", 2, "--tp", 2, "--json").stdout)
+    assert [rank["rank"] for rank in record["ranks"]] == [0, 1, 2, 3]
+    assert {"reduce_scatter", "reduce", "all_gather"} < set(record["tiles"])
+    shown = call("show", "moe-ffn", *small, "--ep", 2, "--tp", 2)
+    assert shown.exit_code == 0, shown.stderr
+    assert "reduce_scatter" in shown.stdout
+
+
 def test_plan_is_the_same_each_time(call, small):
     hashes = {json.loads(call("plan", "moe-ffn", *small, "--json").stdout)["hash"] for _ in range(2)}
     assert len(hashes) == 1

@@ -53,6 +53,15 @@ def test_the_backward_graph_runs_by_name(call, small, ep):
     assert record["bit_identical"] is True
 
 
+@pytest.mark.parametrize("graph", ["moe-ffn", "moe-ffn-backward"])
+@pytest.mark.parametrize(("ep", "tp"), [(1, 2), (2, 2)])
+def test_experts_cut_over_ranks_run_by_option(call, small, graph, ep, tp):
+    record = json.loads(call("run", graph, *small, "--ep", ep, "--tp", tp, "--repeat", 1, "--json").stdout)
+    assert (record["ep"], record["tp"]) == (ep, tp)
+    assert record["max_rel_error"] <= 1e-5
+    assert record["bit_identical"] is True
+
+
 def test_counts_from_a_file_decide_the_tokens(call, tmp_path):
     file = tmp_path / "counts.json"
     file.write_text("[10, 0, 7, 3]")
@@ -85,6 +94,9 @@ def test_a_graph_from_a_file_runs_on_inputs_at_random(call, graph_file, tmp_path
         (["missing.py:graph"], 2, "no file"),
         (["moe-ffn", "--device", "gpu"], 1, "no device is called 'gpu'"),
         (["moe-ffn", "--experts", "3", "--ep", "2"], 1, "3 experts"),
+        (["moe-ffn", "--intermediate", "9", "--tp", "2"], 1, "intermediate is 9, which tp=2 does not divide"),
+        (["moe-ffn", "--ep", "64", "--tp", "100"], 1, "6400 ranks"),
+        (["missing.py:graph", "--tp", "2"], 2, "--tp is an option of built-in graphs"),
         (["moe-ffn", "--top-k", "9"], 1, "top_k is 9"),
         (["moe-ffn", "--routing", "zipf:much"], 1, "zipf:S"),
         (["moe-ffn", "--routing", "missing.json"], 1, "missing.json"),
@@ -167,9 +179,10 @@ def test_digest_follows_ranks_in_order_and_takes_bfloat16():
     assert digest([a, b]) != digest([b, a])
 
 
-def test_processes_give_the_bits_of_one_process(call):
-    sizes = {"tokens": 96, "hidden": 64, "intermediate": 32, "experts": 4, "ep": 2, "repeat": 2}
-    options = ["run", "moe-ffn", "--json", *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]
+@pytest.mark.parametrize(("graph", "ep", "tp"), [("moe-ffn", 2, 1), ("moe-ffn", 2, 2), ("moe-ffn-backward", 1, 2)])
+def test_processes_give_the_bits_of_one_process(call, graph, ep, tp):
+    sizes = {"tokens": 96, "hidden": 64, "intermediate": 32, "experts": 4, "ep": ep, "tp": tp, "repeat": 2}
+    options = ["run", graph, "--json", *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]
     records = []
     for extra in ([], ["--processes"]):
         result = call(*options, *extra)

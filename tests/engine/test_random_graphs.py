@@ -10,7 +10,7 @@ from hyper_mpmd.engine.compare import max_rel_error
 from hyper_mpmd.testing.graphs import graphs, inputs_for, loads_of, tiles_of
 
 
-@given(data=st.data(), ranks=st.integers(1, 3), workers=st.integers(1, 4))
+@given(data=st.data(), ranks=st.integers(1, 4), workers=st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
 def test_engine_equals_reference_and_policies_agree(data, ranks, workers):
     graph = data.draw(graphs(ranks=ranks))

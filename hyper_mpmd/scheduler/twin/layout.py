@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hyper_mpmd.errors import PlanLimitError
 from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, OPERAND_COLUMNS, SPACE_COLUMNS, TENSOR_COLUMNS, Descriptor
 from hyper_mpmd.scheduler.records import ALIGNMENT, MAX_BYTES, MAX_INDEX, OP, ROLES, ROUTES, TENSOR, Records
+from hyper_mpmd.tasks.team import Team
 
 SCATTER, RETURN, ALL, SHIFT = (ROUTES[name] for name in ("scatter", "return", "all", "shift"))
 
@@ -57,6 +58,10 @@ class Tables:
             descriptor.op_names,
         )
 
+    def team(self, row: Row) -> Team:
+        """The ranks that the route of an op or row space acts within."""
+        return Team(row.team, row.stride)
+
     def boxes(self, op: Row) -> list[Row]:
         return self.operands[op.operand_begin : op.operand_begin + op.boxes]
 
@@ -96,13 +101,14 @@ class Layout:
                     )
 
     def _derived(self, space: Row, rank: int) -> list[int]:
-        parent, world = self.sizes[space.parent], self.tables.ranks
+        parent, team = self.sizes[space.parent], self.tables.team(space)
+        place, members = team.place(rank), team.members(rank)
         if space.route == SCATTER:
-            first = rank * space.groups
-            return [sum(parent[source][first + group] for source in range(world)) for group in range(space.groups)]
+            first = place * space.groups
+            return [sum(parent[source][first + group] for source in members) for group in range(space.groups)]
         if space.route == ALL:
-            return [size for source in range(world) for size in parent[source]]
-        return list(parent[(rank - space.shift) % world])
+            return [size for source in members for size in parent[source]]
+        return list(parent[members[(place - space.shift) % team.ranks]])
 
     def total(self, space: int, rank: int) -> int:
         return self.offsets[space][rank][-1]
@@ -140,8 +146,9 @@ class Layout:
     def _arrival(self, space: int, rank: int, group: int, source: int) -> int:
         """The first row, in a scattered space on `rank`, of the rows of local `group` that came from `source`."""
         row = self.tables.spaces[space]
-        parent = self.sizes[row.parent]
-        earlier = sum(parent[other][rank * row.groups + group] for other in range(source))
+        parent, team = self.sizes[row.parent], self.tables.team(row)
+        expert = team.place(rank) * row.groups + group
+        earlier = sum(parent[other][expert] for other in team.members(rank) if other < source)
         return self.offsets[space][rank][group] + earlier
 
     def segments(self, op: Row, source: int, target: int) -> Iterator[Segment]:
@@ -152,28 +159,30 @@ class Layout:
 
     def _segments(self, op: Row, source: int, target: int) -> Iterator[Segment]:
         sent, received = (self.tables.tensors[box.tensor].space for box in self.tables.boxes(op))
-        spaces = self.tables.spaces
+        spaces, team = self.tables.spaces, self.tables.team(op)
+        if target not in team.members(source):
+            return
         if op.route == SCATTER:
             owned = spaces[received].groups
             for group in range(owned):
-                expert = target * owned + group
+                expert = team.place(target) * owned + group
                 rows = self.sizes[sent][source][expert]
                 landing = self._arrival(received, target, group, source)
                 yield Segment(self.offsets[sent][source][expert], landing, rows, group)
         elif op.route == RETURN:
             owned = spaces[sent].groups
             for group in range(owned):
-                expert = source * owned + group
+                expert = team.place(source) * owned + group
                 rows = self.sizes[received][target][expert]
                 leaving = self._arrival(sent, source, group, target)
                 yield Segment(leaving, self.offsets[received][target][expert], rows, expert)
         elif op.route == ALL:
             groups = spaces[sent].groups
             for group in range(groups):
-                landing = source * groups + group
+                landing = team.place(source) * groups + group
                 rows = self.sizes[sent][source][group]
                 yield Segment(self.offsets[sent][source][group], self.offsets[received][target][landing], rows, landing)
-        elif target == (source + op.shift) % self.tables.ranks:
+        elif team.place(target) == (team.place(source) + op.shift) % team.ranks:
             for group in range(spaces[sent].groups):
                 start = self.offsets[sent][source][group]
                 yield Segment(start, start, self.sizes[sent][source][group], group)

@@ -33,8 +33,8 @@ struct BadProgram : std::runtime_error {
 // --------
 
 struct SpaceRow {
-  static constexpr const char* kColumns = "groups route parent shift";
-  int64_t groups, route, parent, shift;
+  static constexpr const char* kColumns = "groups route parent shift team stride";
+  int64_t groups, route, parent, shift, team, stride;
 };
 
 struct TensorRow {
@@ -46,10 +46,10 @@ struct OpRow {
   static constexpr const char* kColumns =
       "kernel kind dtype by_group groups space rows_kind rows_value cols_kind cols_value reduction_kind "
       "reduction_value "
-      "cut_rows cut_cols flops_per_point route shift hop operand_begin read_boxes boxes";
+      "cut_rows cut_cols flops_per_point route shift team stride hop operand_begin read_boxes boxes";
   int64_t kernel, kind, dtype, by_group, groups, space;
   int64_t rows_kind, rows_value, cols_kind, cols_value, reduction_kind, reduction_value;
-  int64_t cut_rows, cut_cols, flops_per_point, route, shift, hop;
+  int64_t cut_rows, cut_cols, flops_per_point, route, shift, team, stride, hop;
   int64_t operand_begin, read_boxes, boxes;
 };
 
@@ -61,6 +61,15 @@ struct OperandRow {
 enum ExtentKind : int64_t { kAbsent = 0, kPlain = 1, kSpace = 2 };
 enum Axis : int64_t { kAll = 0, kRows = 1, kCols = 2, kReduction = 3 };
 enum RouteKind : int64_t { kNoRoute = 0, kScatter = 1, kReturn = 2, kAllRanks = 3, kShift = 4 };
+
+// The ranks that a route acts within: so many, `stride` apart; all ranks are shared out over such teams.
+struct Team {
+  int64_t ranks, stride;
+  // The place of a rank in its team, from 0, and the rank at a place of the team that `rank` is in.
+  int64_t place(int64_t rank) const { return rank % (ranks * stride) / stride; }
+  int64_t member(int64_t rank, int64_t place) const { return rank + (place - this->place(rank)) * stride; }
+  bool shared(int64_t a, int64_t b) const { return member(a, 0) == member(b, 0); }
+};
 
 struct Descriptor {
   int64_t ranks = 1;
@@ -138,12 +147,14 @@ class Layout {
     int64_t rank_stride = 0;        // 0: every rank has the same groups
     std::vector<int64_t> sizes;     // [ranks, groups]
     std::vector<int64_t> offsets;   // [ranks, groups + 1]
+    int64_t sources = 0;            // of a scattered space: the ranks of a team
     std::vector<int64_t> arrivals;  // scattered spaces: [ranks, groups, sources], the first row that came from a source
   };
   void derive(size_t index);
+  // The first row of a group that came from the rank at the place `source` of the team.
   int64_t arrival(int64_t space, int64_t rank, int64_t group, int64_t source) const {
     const Space& s = spaces_[space];
-    return s.arrivals[(rank * s.groups + group) * descriptor_.ranks + source];
+    return s.arrivals[(rank * s.groups + group) * s.sources + source];
   }
 
   const Descriptor& descriptor_;
@@ -152,6 +163,9 @@ class Layout {
 
 template <class Visit>
 void Layout::segments(const OpRow& op, int64_t source, int64_t target, Visit&& visit) const {
+  const Team team{op.team, op.stride};
+  if (!team.shared(source, target)) return;
+  const int64_t from = team.place(source), to = team.place(target);
   auto boxes = descriptor_.boxes(op);
   int64_t sent = descriptor_.tensors[boxes[0].tensor].space, received = descriptor_.tensors[boxes[1].tensor].space;
   auto put = [&](int64_t source_row, int64_t target_row, int64_t rows, int64_t group) {
@@ -159,21 +173,20 @@ void Layout::segments(const OpRow& op, int64_t source, int64_t target, Visit&& v
   };
   if (op.route == kScatter) {
     for (int64_t group = 0, owned = groups(received); group < owned; ++group) {
-      int64_t expert = target * owned + group;
-      put(offset(sent, source, expert), arrival(received, target, group, source), size(sent, source, expert), group);
+      int64_t expert = to * owned + group;
+      put(offset(sent, source, expert), arrival(received, target, group, from), size(sent, source, expert), group);
     }
   } else if (op.route == kReturn) {
     for (int64_t group = 0, owned = groups(sent); group < owned; ++group) {
-      int64_t expert = source * owned + group;
-      put(arrival(sent, source, group, target), offset(received, target, expert), size(received, target, expert),
-          expert);
+      int64_t expert = from * owned + group;
+      put(arrival(sent, source, group, to), offset(received, target, expert), size(received, target, expert), expert);
     }
   } else if (op.route == kAllRanks) {
     for (int64_t group = 0, count = groups(sent); group < count; ++group) {
-      int64_t landing = source * count + group;
+      int64_t landing = from * count + group;
       put(offset(sent, source, group), offset(received, target, landing), size(sent, source, group), landing);
     }
-  } else if (target == (source + op.shift) % descriptor_.ranks) {
+  } else if (to == (from + op.shift) % team.ranks) {
     for (int64_t group = 0; group < groups(sent); ++group) {
       int64_t row = offset(sent, source, group);
       put(row, row, size(sent, source, group), group);
