@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hyper_mpmd._native.prover import certificate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hyper_mpmd as hm
 from hyper_mpmd.errors import PlanFormatError, PlanUnsafe
+from hyper_mpmd.scheduler import records as R
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.scheduler.prove import prove
+from hyper_mpmd.scheduler.prove import native_sections, prove
+from hyper_mpmd.testing.draft import Draft, DraftQueue, DraftTask, drafts
 from hyper_mpmd.testing.explore import Verdict, explore
 from hyper_mpmd.testing.mutate import KINDS, mutate
-from hyper_mpmd.testing.worlds import compiled_worlds, moe_world, random_world
+from hyper_mpmd.testing.sample_ops import Copy
+from hyper_mpmd.testing.worlds import TINY, compiled_worlds, moe_world, random_world
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,26 @@ def test_prover_and_explorer_agree_on_random_worlds_and_mutants():
     assert min(found[True, True], found[False, False]) > 150
 
 
+def test_the_slow_prover_agrees_with_the_explorer_as_well():
+    found = Counter(compare(seed, "python")[1:] for seed in range(600, 720))
+    assert min(found[True, True], found[False, False]) > 30
+
+
+@pytest.mark.parametrize("kind", ["swap queue entries", "add wait", "move wait", "swap waits", "add launch edge"])
+def test_a_world_whose_ranks_all_have_their_certificate_does_not_hang(kind):
+    """As long as each rank signals its peers as they expect, which no rank can see alone."""
+    hangs = 0
+    for seed in range(300):
+        mutant = mutate(moe_world(seed), seed, kind)
+        if mutant is None:
+            continue
+        certified = not any(certificate((*native_sections(plan), [])) for plan in mutant.plans)
+        hang = explored(mutant.plans).kind == "hang"
+        assert not (certified and hang), mutant.what
+        hangs += hang
+    assert hangs > 20 or kind == "add launch edge"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_prover_and_explorer_agree_on_twenty_thousand_worlds():
@@ -101,3 +126,90 @@ def test_prover_and_explorer_agree_on_changes_to_random_graphs(plans, seed):
     if mutant is not None:
         verdict, refused = explored(mutant.plans), refusal(mutant.plans)
         assert verdict.harmful == (refused is not None), f"{mutant.what}\n{verdict}\n{refused}"
+
+
+# ---- where the two once disagreed --------------------------------------------------------------------------------
+
+
+def both(made: list[Draft]) -> str:
+    """The explorer's verdict on which both provers agree."""
+    plans = tuple(draft.plan() for draft in made)
+    verdict = explored(plans)
+    for backend in ("native", "python"):
+        refused = refusal(plans, backend)
+        assert verdict.harmful == (refused is not None), f"{verdict}\n{backend}: {refused}"
+    return verdict.kind
+
+
+def some_signals(queued: str) -> Draft:
+    """Two writers signal one event; the reader of the first's row waits for one signal."""
+    graph = hm.TaskGraph("some")
+    x = graph.input("x", (graph.rows("r"), 4))
+    graph.output("y", graph.vector("b", Copy(), graph.vector("a", Copy(), x)))
+    draft = Draft(hm.compile(graph, [8], device=TINY))
+    draft.clear()
+    event = draft.add_event(2)
+    writers = [DraftTask(0, number, accesses=[[0, 0, number, 1, 0, 4], [1, 0, number, 1, 0, 4]]) for number in (0, 1)]
+    for writer in writers:
+        writer.signals.append([0, event])
+    reader = DraftTask(1, accesses=[[1, 0, 0, 1, 0, 4], [2, 0, 0, 1, 0, 4]], waits=[[event, 1]])
+    one, other = draft.queues[2].tasks, draft.queues[3].tasks
+    if queued == "writers in one queue":
+        one.extend(writers)
+        other.append(reader)
+    elif queued == "second writer behind the reader":
+        one.append(writers[0])
+        other.extend([reader, writers[1]])
+    elif queued == "second writer behind what waits for the reader":
+        done = draft.add_event(1, 1)
+        reader.signals.append([0, done])
+        between = DraftTask(0, 2, accesses=[[0, 0, 2, 1, 0, 4], [1, 0, 2, 1, 0, 4]], waits=[[done, 1]])
+        one.append(reader)
+        other.append(writers[0])
+        draft.queues.append(DraftQueue(1, 2, [between, writers[1]]))
+    else:
+        one.append(writers[0])
+        other.extend([writers[1], reader])
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("queued", "kind"),
+    [
+        ("writers in one queue", "sound"),
+        ("second writer behind the reader", "sound"),
+        ("second writer behind what waits for the reader", "sound"),
+        ("a writer each queue", "race"),
+    ],
+)
+def test_a_wait_for_some_signals_orders_what_they_cannot_come_without(queued, kind):
+    """The prover took such a wait to order nothing, and refused sound worlds."""
+    assert both([some_signals(queued)]) == kind
+
+
+@pytest.mark.parametrize("output", [True, False])
+@pytest.mark.parametrize("credit", [True, False])
+def test_rows_put_for_the_caller_are_read_by_the_host_between_two_launches(output, credit):
+    """The prover knew of tasks only, and accepted a put of the next launch into rows that the host still hands on."""
+    graph = hm.TaskGraph("handed-on", ranks=2)
+    x = graph.input("x", (graph.rows("r"), 4))
+    put = graph.comm("put", hm.ops.Put(to="shift"), x)
+    graph.output("y", put if output else graph.vector("b", Copy(), x))
+    made = drafts(hm.compile(graph, [[2], [2]], world=2, device=TINY).plans)
+    for task in made[0].tasks() if not credit else []:
+        task.waits.clear()
+    assert both(made) == ("sound" if credit or not output else "race")
+
+
+def test_a_launch_ends_when_what_was_put_has_arrived_though_no_task_reads_it():
+    """The prover took it to end with its tasks, and asked for credits where rows that come back say as much."""
+    graph = hm.TaskGraph("back", ranks=2)
+    x = graph.input("x", (graph.rows("r", groups=2), 4))
+    there = graph.vector("a", Copy(), graph.comm("there", hm.ops.Dispatch(), x))
+    graph.output("y", graph.comm("back", hm.ops.Combine(), there))
+    made = drafts(hm.compile(graph, [[2, 2], [2, 2]], world=2, device=TINY).plans)
+    assert both(made) == "sound"
+    credits = [int(event) for event in range(len(made[0].events)) if made[0].events["op"][event] == R.NONE]
+    for task in made[0].tasks():
+        task.waits = [wait for wait in task.waits if wait[0] not in credits]
+    assert both(made) == "sound"
