@@ -52,7 +52,7 @@ def subjects() -> dict[str, Callable[[], Sequence[Plan]]]:
 def measure(name: str, make: Callable[[], Sequence[Plan]], rounds: int) -> dict[str, Any]:
     """Seconds of planning, proof and certificate, and bytes."""
     plans = make()
-    given = [native_sections(plan) for plan in plans]
+    given = [(*native_sections(plan), []) for plan in plans]
     tasks = sum(len(plan.tasks) for plan in plans)
     found = interleave(
         {

@@ -79,7 +79,8 @@ def _show(plans: list[Plan], error: PlanUnsafe) -> None:
     places = found.get("circle") or [found[name] for name in ("first", "second") if name in found]
     if not places:
         return
-    cores = {(place["rank"], place["core"]): place["task"] for place in places}
+    # The host has no queue.
+    cores = {(place["rank"], place["core"]): place["task"] for place in places if place["core"] != "host"}
     typer.echo("")
     for (rank, core), task in cores.items():
         typer.echo(_around(next(plan for plan in plans if plan.rank == rank), core, task, len(plans) > 1))

@@ -49,10 +49,14 @@ class Names:
         return f"rank {rank} " if self.several else ""
 
     def task(self, rank: int, task: int, seen_from: int | None = None) -> str:
-        """seen_from: a rank that needs no telling."""
+        """seen_from: a rank that needs no telling. task: NONE for the host at the end of a launch."""
+        if task == NONE:
+            return f"the host of rank {rank}"
         return f"{'' if rank == seen_from else self.rank(rank)}{self.plans[rank].task_name(task)}"
 
     def core(self, rank: int, task: int) -> str:
+        if task == NONE:
+            return "host"
         plan = self.plans[rank]
         return plan.core_name(int(plan.queue_of[task]))
 
@@ -148,7 +152,7 @@ class Names:
             return {
                 "rank": found.rank,
                 "core": self.core(found.rank, found.task),
-                "task": self.plans[found.rank].task_name(found.task),
+                "task": None if found.task == NONE else self.plans[found.rank].task_name(found.task),
                 "tensor": self._tensor(found),
                 "written": found.written,
             }
@@ -157,6 +161,8 @@ class Names:
 
     def _access(self, found: Access) -> str:
         verb = "writes" if found.written else "reads"
+        if found.task == NONE:
+            return f"{self.task(found.rank, NONE)}, which hands it to the caller when the launch has ended, {verb}"
         return f"{self.task(found.rank, found.task)} on {self.core(found.rank, found.task)} {verb}"
 
     def _tensor(self, found: Access) -> str:

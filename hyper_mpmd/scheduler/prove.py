@@ -1,7 +1,8 @@
 """`prove`: shows that plans neither hang nor race over two successive launches, or raises the smallest counter-example.
 
 What a proof rests on: a task starts when its queue's previous task has ended, its launch is open and its waits are met;
-it touches its boxes from start to end; its signals land at its end; a rank gives credit once all its tasks have ended.
+it touches its boxes from start to end; its signals land at its end. A launch of a rank ends when its tasks have and
+what peers put there has arrived; then its host reads what they put for the caller, and gives credit.
 Workers poll the queues they carry and never block on one, so that plans that run with a worker a queue run with any
 number of workers.
 """
@@ -11,12 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from hyper_mpmd.errors import PlanFormatError, UnknownBackendError, WorldSizeError
 from hyper_mpmd.scheduler.plan import Plan
+from hyper_mpmd.scheduler.records import ROLES
+from hyper_mpmd.tasks.graph import TaskGraph
 
 # Where a plan remembers its proofs: alone, and with all plans of its world (one object for all of them).
 _ALONE, _TOGETHER = "_proof_alone", "_proof_together"
@@ -84,6 +88,8 @@ class Standing(NamedTuple):
 
 
 class Access(NamedTuple):
+    """task: NONE for the host, which reads the tensor at the end of the launch."""
+
     rank: int
     task: int
     tensor: int
@@ -203,7 +209,7 @@ def _find(plans: list[Plan], backend: Literal["native", "python"] | None) -> Fin
                     f"the native prover is not installed ({error}); build it with `make setup`, or use backend='python'"
                 ) from error
         else:
-            given = [native_sections(plan) for plan in plans]
+            given = [(*native_sections(plan), host_reads(plan)) for plan in plans]
             finding = _from_native(prover.prove(given))
             if len(plans) < plans[0].ranks and not finding.unsafe:
                 finding = finding._replace(hops=prover.certificate(given[0]))
@@ -211,6 +217,22 @@ def _find(plans: list[Plan], backend: Literal["native", "python"] | None) -> Fin
     from hyper_mpmd.scheduler.twin.prove import find
 
     return find(plans)
+
+
+def host_reads(plan: Plan) -> list[int]:
+    """The tensors that peers write and the caller gets, by number: the host reads them at the end of a launch."""
+    symmetric = plan.sections["tensors"]["role"] == ROLES["symmetric"]
+    if not symmetric.any():
+        return []
+    return [tensor for tensor in _outputs(plan.header.graph) if tensor < len(symmetric) and symmetric[tensor]]
+
+
+@lru_cache(maxsize=64)
+def _outputs(graph: str) -> list[int]:
+    """The tensors that a graph's caller gets, by number. graph: its JSON."""
+    read = TaskGraph.from_json(graph)
+    names = set(read.outputs.values())
+    return [number for number, name in enumerate(read.tensors) if name in names]
 
 
 def native_sections(plan: Plan) -> tuple[dict[str, Any], int, int]:

@@ -1,8 +1,9 @@
 """What tests of hyper_mpmd need, and tests of a user's own ops.
 
 Here are the ranks that start once, run job after job and never hang the test that waits (these need torch);
-`hyper_mpmd.testing.graphs` holds hypothesis strategies for graphs, worlds and loads, `hyper_mpmd.testing.ops` holds
-`assert_op_legal`.
+`hyper_mpmd.testing.graphs` holds hypothesis strategies for graphs and loads, `hyper_mpmd.testing.ops` holds
+`assert_op_legal`. `hyper_mpmd.testing.explore` runs a small world in every order, `mutate` breaks one, `worlds` makes
+some at random, `draft` takes a plan apart.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   m.def("version", &hyper_mpmd::version);
   hyper_mpmd::bind_engine(m);
+  hyper_mpmd::bind_explore(m);
   hyper_mpmd::bind_kernels(m);
   hyper_mpmd::bind_planner(m);
   hyper_mpmd::bind_prover(m);

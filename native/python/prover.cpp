@@ -20,14 +20,16 @@ namespace {
 using namespace hyper_mpmd;
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Given = std::tuple<nb::dict, uint32_t, uint32_t>;  // sections, rank, ranks
+// sections, rank, ranks, tensors that peers write and the caller gets
+using Given = std::tuple<nb::dict, uint32_t, uint32_t, std::vector<uint32_t>>;
 
-// Plans whose sections numpy owns.
+// Plans whose sections numpy owns. What is given must outlive it.
 class Borrowed {
  public:
   explicit Borrowed(const std::vector<Given>& given) {
-    for (const auto& [sections, rank, ranks] : given) {
+    for (const auto& [sections, rank, ranks, outputs] : given) {
       PlanView& plan = plans_.emplace_back();
+      plan.outputs = outputs;
       plan.rank = rank;
       plan.ranks = ranks;
       plan.ops = take<OpRecord>(sections, "ops");
@@ -97,7 +99,8 @@ nb::dict prove(const std::vector<Given>& given) {
 }
 
 std::string certificate(const Given& given, bool hops) {
-  const Borrowed borrowed({given});
+  const std::vector<Given> one{given};
+  const Borrowed borrowed(one);
   const nb::gil_scoped_release released;
   const PlanView& plan = borrowed.plans()[0];
   std::string what = plan.record_fault();

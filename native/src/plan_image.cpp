@@ -241,7 +241,8 @@ PlanView PlanImage::view() const {
           borrowed(queues),
           borrowed(launches),
           borrowed(dependencies),
-          borrowed(peers)};
+          borrowed(peers),
+          {}};
 }
 
 uint32_t PlanImage::local_events() const { return view().local_events(); }
@@ -268,6 +269,9 @@ std::string PlanView::record_fault() const {
   for (const PeerRecord& peer : peers) {
     if (peer.heap_words > (1u << 30) || (peer.heap_words && peer.credit_slot >= peer.heap_words))
       return "peers: credit past the heap";
+  }
+  for (const uint32_t tensor : outputs) {
+    if (tensor >= tensors.size()) return at("output tensor", tensor) + ": no such tensor";
   }
   if (std::string what = tensor_fault(*this); !what.empty()) return what;
   for (size_t i = 0; i < tasks.size(); ++i) {

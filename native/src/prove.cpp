@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <unordered_map>
 
 #include "prove_order.h"
 
@@ -45,10 +46,12 @@ class Proof {
   void advance(uint32_t chain);
   bool may_start(uint32_t chain, const TaskRecord& task);
   void join_waits(uint32_t chain, const TaskRecord& task);
+  void join_some(uint32_t chain, const TaskRecord& task, const WaitRecord& wait, uint32_t threshold);
   void touch(uint32_t chain, const TaskRecord& task);
   void finish(uint32_t chain, const TaskRecord& task);
   void end_of_launch(const PlanView& plan, uint32_t launch);
   bool between_launches();
+  bool host_reads();
   bool ordered_across(Place first, const Touch& second) const;
 
   Tick* clock(uint32_t chain) { return clocks_.data() + chain * width_; }
@@ -76,7 +79,10 @@ class Proof {
   std::vector<Tick> clocks_, store_;
   std::vector<uint32_t> free_, next_, link_, joined_;
   std::deque<uint32_t> ready_;
-  std::vector<std::vector<Touch>> touches_;  // [memory that peers write]
+  std::deque<uint32_t> patient_;  // chains whose next task could start before all signals of an event that it waits for
+  uint32_t allowed_ = kNone;      // the one of them that starts now
+  std::unordered_map<uint64_t, std::vector<std::vector<Tick>>> some_;  // event: what each of its signals has seen
+  std::vector<std::vector<Touch>> touches_;                            // [memory that peers write]
   std::vector<uint64_t> ended_;
   size_t words_ = 0;                     // of 64 ranks, for each touch
   std::vector<std::vector<Tick>> ends_;  // [rank] its clock at the end of the launch
@@ -144,11 +150,20 @@ bool Proof::may_start(uint32_t chain, const TaskRecord& task) {
       return false;
     }
   }
+  bool patient = false;
   for (const WaitRecord& wait : plan.waits_of(task)) {
     EventState& event = events_[scene_.event(rank, wait.event)];
-    if (event.have >= wait.threshold) continue;
+    if (event.have >= wait.threshold) {
+      patient |= event.some && 0 < wait.threshold && event.have < plan.events[wait.event].threshold;
+      continue;
+    }
     link_[chain] = event.standing;
     event.standing = chain;
+    return false;
+  }
+  if (patient && allowed_ != chain) {
+    // Let all signals come that can without it: what the task has surely seen depends on them.
+    patient_.push_back(chain);
     return false;
   }
   return true;
@@ -176,7 +191,10 @@ void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
     if (several_ && wait.event >= local && one_source && event.credit == (wait.threshold == 0)) {
       now[scene_.chains.size() + event.source] = 1;
     }
-    // Less than all signals may be any of them, and signals of several ranks may be of two launches: no order.
+    // Signals of several ranks may be of two launches: no order.
+    if (one_source && event.some && 0 < wait.threshold && wait.threshold < plan.events[wait.event].threshold) {
+      join_some(chain, task, wait, plan.events[wait.event].threshold);
+    }
     const bool all = wait.threshold == plan.events[wait.event].threshold && one_source;
     if (all && event.clock != kNone && joined_[chain] != number) {
       // Whoever has seen the end of a task has seen all that the task had seen.
@@ -188,6 +206,29 @@ void Proof::join_waits(uint32_t chain, const TaskRecord& task) {
       free_.push_back(event.clock);
       event.clock = kNone;
     }
+  }
+}
+
+// Of an event's signals any `wait.threshold` are enough. A task has surely ended before this one starts if too few come
+// without it. Signals that have not come yet come after this task if nothing but this task could start now, or if they
+// are queued behind it; others are taken to come whatever else has ended.
+void Proof::join_some(uint32_t chain, const TaskRecord& task, const WaitRecord& wait, uint32_t threshold) {
+  const uint32_t rank = scene_.chains[chain].rank;
+  const PlanView& plan = scene_.plan(rank);
+  const std::vector<std::vector<Tick>>& seen = some_[scene_.event(rank, wait.event)];
+  uint64_t unknown = ready_.empty() && patient_.empty() ? 0 : threshold - seen.size();
+  for (const TaskRecord* later = &task; later != plan.tasks.data() + scene_.chains[chain].end && unknown; ++later) {
+    for (const SignalRecord& signal : plan.signals_of(*later)) {
+      if (signal.rank == rank && signal.event == wait.event && wait.event < scene_.local[scene_.index(rank)]) --unknown;
+    }
+  }
+  if (unknown >= wait.threshold || unknown + seen.size() < wait.threshold) return;
+  const auto place = static_cast<ptrdiff_t>(wait.threshold - unknown - 1);
+  std::vector<Tick> ticks(seen.size());
+  for (size_t i = 0; i < width_; ++i) {
+    for (size_t s = 0; s < seen.size(); ++s) ticks[s] = seen[s][i];
+    std::nth_element(ticks.begin(), ticks.begin() + place, ticks.end());
+    clock(chain)[i] = std::max(clock(chain)[i], ticks[static_cast<size_t>(place)]);
   }
 }
 
@@ -268,6 +309,9 @@ void Proof::finish(uint32_t chain, const TaskRecord& task) {
     EventState& event = events_[scene_.event(signal.rank, number)];
     ++event.have;
     event.signaller = {chain, static_cast<uint32_t>(now[chain])};
+    if (event.some) some_[scene_.event(signal.rank, number)].emplace_back(now, now + width_);
+    // The host of a rank waits for all that one other puts there, whether a task does or not.
+    if (signal.rank != rank && event.source < kSeveral && !event.credit) join(ends_[signal.rank].data(), now);
     if (event.waiters != 0) {
       if (event.clock == kNone) {
         event.clock = take_clock();
@@ -304,6 +348,7 @@ void Proof::advance(uint32_t chain) {
     }
     const TaskRecord& task = plan.tasks[next_[chain]];
     if (!may_start(chain, task)) return;
+    allowed_ = kNone;
     join_waits(chain, task);
     // After a race the order goes on without boxes: a hang is told first.
     if (verdict_.unsafe == Unsafe::kNothing) touch(chain, task);
@@ -387,6 +432,49 @@ bool Proof::between_launches() {
   return true;
 }
 
+// What peers put for the caller is there when the host reads it, and they put no more before it has.
+bool Proof::host_reads() {
+  for (const PlanView& owner : scene_.plans) {
+    const MemoryMap& map = maps_[owner.rank];
+    for (const uint32_t tensor : owner.outputs) {
+      const uint32_t memory = map.of(tensor);
+      if (memory == kNone) continue;
+      const auto rows = static_cast<uint32_t>(owner.tensors[tensor].rows);
+      const AccessRecord all{tensor, owner.rank, 0, rows, 0, static_cast<uint32_t>(owner.tensors[tensor].cols)};
+      for (const Touch& touch : touches_[memory]) {
+        const uint32_t rank = scene_.chains[touch.chain].rank;
+        if (rank == owner.rank) continue;
+        const bool before = static_cast<uint32_t>(ends_[owner.rank][touch.chain]) >= touch.position;
+        const bool after = ended_[touch.ended + owner.rank / 64] >> owner.rank % 64 & 1;
+        if (before && after) continue;
+        const PlanView& plan = scene_.plan(rank);
+        const uint32_t number = scene_.task_at({touch.chain, touch.position});
+        const auto apart = [&](uint32_t put, const AccessRecord& box, bool written, const Rect& rect) {
+          ++verdict_.pairs;
+          if (put != memory || !written) return true;
+          return map.rects(all, [&](const Rect& read) {
+            if (!read.meets(rect)) return true;
+            RaceFault& fault = verdict_.race;
+            verdict_.unsafe = Unsafe::kRace;
+            fault.first = {rank, number, box.tensor, true};
+            fault.second = {owner.rank, kNone, tensor, false};
+            fault.next_launch = before;
+            if (before) std::swap(fault.first, fault.second);
+            fault.memory_rank = owner.rank;
+            fault.row = box.row;
+            fault.rows = box.rows;
+            fault.col = box.col;
+            fault.cols = box.cols;
+            return false;
+          });
+        };
+        if (!each_rect(plan, plan.tasks[number], apart)) return false;
+      }
+    }
+  }
+  return true;
+}
+
 void Proof::run() {
   verdict_.world = scene_.world;
   verdict_.queues = scene_.chains.size();
@@ -416,6 +504,7 @@ void Proof::run() {
     }
   }
   words_ = (scene_.plans.size() + 63) / 64;
+  ends_.assign(several_ ? scene_.plans.size() : 0, std::vector<Tick>(width_, 0));
   clocks_.assign(chains * width_, 0);
   link_.assign(chains, kNone);
   joined_.assign(chains, kNone);
@@ -424,9 +513,11 @@ void Proof::run() {
     if (several_) clock(c)[chains + scene_.index(scene_.chains[c].rank)] = 1;
     ready_.push_back(c);
   }
-  while (!ready_.empty()) {
-    const uint32_t chain = ready_.front();
-    ready_.pop_front();
+  while (!ready_.empty() || !patient_.empty()) {
+    std::deque<uint32_t>& from = ready_.empty() ? patient_ : ready_;
+    const uint32_t chain = from.front();
+    from.pop_front();
+    allowed_ = &from == &patient_ ? chain : kNone;
     advance(chain);
   }
   verdict_.bytes = (clocks_.capacity() + store_.capacity()) * sizeof(Tick) + events_.capacity() * sizeof(EventState) +
@@ -441,10 +532,9 @@ void Proof::run() {
   }
   if (!several_ || verdict_.unsafe != Unsafe::kNothing) return;
   for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
-    auto& end = ends_.emplace_back(width_, 0);
-    for (uint32_t c = scene_.rank_begin[rank]; c < scene_.rank_begin[rank + 1]; ++c) join(end.data(), clock(c));
+    for (uint32_t c = scene_.rank_begin[rank]; c < scene_.rank_begin[rank + 1]; ++c) join(ends_[rank].data(), clock(c));
   }
-  between_launches();
+  if (host_reads()) between_launches();
 }
 
 }  // namespace

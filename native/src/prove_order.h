@@ -50,6 +50,7 @@ struct EventState {
   uint32_t standing = kNone;  // the first chain that waits for it now
   bool credit = false;        // raised by a rank that has ended its launch
   bool partial = false;       // some wait for less than all signals
+  bool some = false;          // and for more than none: which of them came says what has ended
 };
 
 // Counts signals and waits of every event. What does not add up goes to the verdict.

@@ -73,6 +73,7 @@ bool count_signals(const Scene& scene, std::vector<EventState>& events, Verdict&
         const uint32_t threshold = plan.events[wait.event].threshold;
         ++event.waiters;
         event.partial |= wait.threshold < threshold;
+        event.some |= 0 < wait.threshold && wait.threshold < threshold;
         if (wait.threshold > threshold) {
           return refuse({Why::kTooMuch, plan.rank, wait.event, plan.rank, t, threshold, wait.threshold});
         }

@@ -19,20 +19,24 @@ from hyper_mpmd import errors
 from hyper_mpmd.scheduler import prove as proving
 from hyper_mpmd.scheduler import records as R
 from hyper_mpmd.scheduler.plan_file import from_bytes, from_json, to_bytes, to_json
-from hyper_mpmd.scheduler.prove import Finding, proof_of
+from hyper_mpmd.scheduler.prove import Finding, proof_of, prove
 from hyper_mpmd.testing import programs
+from hyper_mpmd.testing.draft import Draft
 
 LOADS = [5, 0, 33, 7]
 
 
-def ffn(ranks: int = 1) -> hm.TaskGraph:
+def ffn(ranks: int = 1, keep: bool = False) -> hm.TaskGraph:
+    """keep: the caller also gets the rows that were received."""
     g = hm.TaskGraph("ffn", ranks=ranks)
     x = g.input("x", (g.rows("tokens", groups=4), 32))
     w1, w2 = g.input("w1", (4 // ranks, 32, 32)), g.input("w2", (4 // ranks, 16, 32))
-    rows = g.comm("dispatch", hm.ops.Dispatch(), x) if ranks > 1 else x
+    received = rows = g.comm("dispatch", hm.ops.Dispatch(), x) if ranks > 1 else x
     rows = g.vector("act", hm.ops.SwiGLU(), g.cube("up", hm.ops.GroupedMatmul(), rows, w1))
     rows = g.cube("down", hm.ops.GroupedMatmul(), rows, w2)
     g.output("y", g.comm("combine", hm.ops.Combine(), rows) if ranks > 1 else rows)
+    if keep:
+        g.output("received", received)
     return g
 
 
@@ -41,8 +45,8 @@ def one(policy: str = "O1") -> hm.Plan:
     return plan
 
 
-def two(policy: str = "O1") -> list[hm.Plan]:
-    return list(hm.compile(ffn(2), [LOADS, LOADS], world=2, device=SMALL, policy=policy).plans)
+def two(policy: str = "O1", keep: bool = False) -> list[hm.Plan]:
+    return list(hm.compile(ffn(2, keep), [LOADS, LOADS], world=2, device=SMALL, policy=policy).plans)
 
 
 def found(plans: list[hm.Plan], backend: Any) -> Finding:
@@ -217,10 +221,9 @@ def test_two_buffers_in_the_same_bytes_race():
     assert "(the memory of '" in text
 
 
-@pytest.mark.parametrize("policy", ["O0", "O1"])
-def test_a_put_without_credit_races_with_the_launch_before(policy):
-    plans = two(policy)
-    sections = copied(plans[1])
+def without_credits(plan: hm.Plan) -> hm.Plan:
+    """The plan waits for no credit any more."""
+    sections = copied(plan)
     events = sections["events"]
     credit = set(np.flatnonzero((events["slot"] != R.NONE) & (events["op"] == R.NONE)).tolist())
     for task in range(len(sections["tasks"])):
@@ -228,9 +231,54 @@ def test_a_put_without_credit_races_with_the_launch_before(policy):
         kept = [wait for wait in waits.tolist() if wait[0] not in credit]
         waits[: len(kept)] = kept
         sections["tasks"]["wait_count"][task] = len(kept)
-    text = refusal(errors.RaceError, [plans[0], remade(plans[1], sections)])
+    return remade(plan, sections)
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+def test_a_put_without_credit_races_with_the_host_that_hands_on_the_launch_before(policy):
+    plans = two(policy, keep=True)
+    text = refusal(errors.RaceError, [plans[0], without_credits(plans[1])])
+    assert "the host of rank 0, which hands it to the caller when the launch has ended, reads rows" in text
+    assert "of rank 0 'dispatch', and rank 1 dispatch.e0.t" in text
+    assert "in the next launch: it waits for no credit of rank 0" in text
+
+
+def one_way(read: bool, policy: str) -> list[hm.Plan]:
+    """Rows that are sent and never come back; read: by a task, otherwise by the caller alone."""
+    g = hm.TaskGraph("one-way", ranks=2)
+    rows = g.comm("dispatch", hm.ops.Dispatch(), g.input("x", (g.rows("tokens", groups=4), 32)))
+    if read:
+        rows = g.cube("up", hm.ops.GroupedMatmul(), rows, g.input("w1", (2, 32, 32)))
+    g.output("y", rows)
+    return list(hm.compile(g, [LOADS, LOADS], world=2, device=SMALL, policy=policy).plans)
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+@pytest.mark.parametrize("read", [True, False])
+def test_rows_that_never_come_back_need_a_credit(read, policy):
+    plans = one_way(read, policy)
+    text = refusal(errors.RaceError, [plans[0], without_credits(plans[1])])
     assert "in the next launch: it waits for no credit of rank 0" in text
     assert "rank 1 dispatch" in text
+    assert ("rank 0 up." if read else "the host of rank 0") in text
+
+
+@pytest.mark.parametrize("policy", ["O0", "O1"])
+def test_rows_that_come_back_say_as_much_as_a_credit(policy):
+    """A rank ends its launch when its rows have come back, which they do after all use of what it put."""
+    plans = two(policy)
+    assert prove([plans[0], without_credits(plans[1])]).world
+
+
+def test_what_is_put_for_the_caller_must_arrive_before_the_launch_ends():
+    """The last put of a core to a peer tells it so before it has run: the peer may hand on what is not there yet."""
+    plans = two()
+    draft = Draft(plans[1])
+    combine = plans[1].op_names.index("combine")
+    put = [task for task in draft.tasks() if task.op == combine and task.peer == 0][-1]
+    first = next(task for task in draft.tasks() if task.op != combine)
+    first.signals.append(put.signals.pop())
+    assert "the host of rank 0" in refusal(errors.RaceError, [plans[0], draft.plan()])
 
 
 def test_a_signal_that_no_peer_counts_is_named():

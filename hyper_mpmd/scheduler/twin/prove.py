@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.scheduler.prove import Access, Finding, Race, Signal, Standing
+from hyper_mpmd.scheduler.prove import Access, Finding, Race, Signal, Standing, host_reads
 from hyper_mpmd.scheduler.records import MAX_THRESHOLD, NONE, ROLES, Records
 from hyper_mpmd.tasks.tensor import ITEM_BYTES
 
@@ -42,6 +43,26 @@ class _World:
 
     def sources(self, event: _Event) -> set[int]:
         return {rank for rank, _ in self.signallers.get(event, [])} | set(self.credits.get(event, []))
+
+    def arrivals(self, rank: int) -> list[_Event]:
+        """The events of what peers put on this rank, for which its host waits as well."""
+        if not self.whole:
+            return []
+        events = self.plans[rank].sections["events"]
+        puts = (events["slot"] != NONE) & (events["op"] != NONE)
+        return [(rank, int(number)) for number in np.flatnonzero(puts)]
+
+    @cached_property
+    def waits_for_some(self) -> dict[_Task, list[tuple[_Event, int]]]:
+        """For tasks that wait for a part of the signals of an event which one rank signals: the event, and how many."""
+        found: dict[_Task, list[tuple[_Event, int]]] = {}
+        for (rank, task), waits in self.waits.items():
+            for number, need in waits:
+                event = (rank, number)
+                part = 0 < need < self.threshold(event)
+                if part and len(self.sources(event)) == 1 and self.signallers.get(event):
+                    found.setdefault((rank, task), []).append((event, need))
+        return found
 
     def dispatched(self, rank: int) -> bool:
         launches = self.plans[rank].sections["launches"]
@@ -151,14 +172,16 @@ LAUNCHES = 2
 
 class _Run:
     """Two launches, run in some order that counters allow. before[launch, rank, task]: a bit for each task that has
-    surely ended when it starts."""
+    surely ended when it starts. Task NONE is the host's part at the end of the rank's launch. without: leave this task
+    out, and whatever never runs then.
+    """
 
-    def __init__(self, world: _World) -> None:
-        self.world = world
+    def __init__(self, world: _World, without: tuple[int, int, int] | None = None) -> None:
+        self.world, self.without = world, without
         self.bit: dict[tuple[int, int, int], int] = {}
         for launch in range(LAUNCHES):
             for rank, plan in world.plans.items():
-                for task in range(len(plan.tasks)):
+                for task in [*range(len(plan.tasks)), NONE]:
                     self.bit[launch, rank, task] = 1 << len(self.bit)
         self.before: dict[tuple[int, int, int], int] = {}
         self.count: Counter[_Event] = Counter()
@@ -167,9 +190,16 @@ class _Run:
         self.ended = {(-1, rank): 0 for rank in world.plans}  # (launch, rank) -> its tasks and all before them
         for rank in world.plans:
             self._enter(rank)
-        moved = True
-        while moved:
-            moved = max([self._step(rank) for rank in world.plans])  # all of them, hence no `any`
+        # A task that waits for a part of an event's signals comes after all others that can come before it, for they
+        # say what it has surely seen. Where two such tasks would wait for each other, one goes on.
+        self.runs_without: dict[tuple[int, int, int], _Run] = {}
+        self.patient = without is None
+        while True:
+            if max([self._step(rank) for rank in world.plans]):  # all of them, hence no `any`
+                continue
+            if not self.patient:
+                break
+            self.patient = False
 
     def _enter(self, rank: int) -> None:
         for queue, tasks in self.world.queues(rank):
@@ -185,7 +215,7 @@ class _Run:
                     self._execute(rank, self.head[rank, queue], tasks)
                     self.head[rank, queue] += 1
                     ran = True
-            if all(self.head[rank, queue] == tasks.stop for queue, tasks in self.world.queues(rank)):
+            if self._may_leave(rank):
                 self._leave(rank)
                 ran = True
             if not ran:
@@ -193,12 +223,24 @@ class _Run:
             moved = True
         return moved
 
+    def _may_leave(self, rank: int) -> bool:
+        if (self.launch[rank], rank, NONE) == self.without:
+            return False
+        if any(self.head[rank, queue] < tasks.stop for queue, tasks in self.world.queues(rank)):
+            return False
+        return all(self.met(event, self.world.threshold(event)) for event in self.world.arrivals(rank))
+
     def _leave(self, rank: int) -> None:
         launch = self.launch[rank]
         done = 0
-        for task in range(len(self.world.plans[rank].tasks)):
-            done |= self.before[launch, rank, task] | self.bit[launch, rank, task]
-        self.ended[launch, rank] = done
+        earlier = [(rank, task) for task in range(len(self.world.plans[rank].tasks))]
+        for event in self.world.arrivals(rank):
+            if len(self.world.sources(event)) == 1:
+                earlier.extend(self.world.signallers.get(event, []))
+        for source, task in earlier:
+            done |= self.before[launch, source, task] | self.bit[launch, source, task]
+        self.before[launch, rank, NONE] = done
+        self.ended[launch, rank] = done | self.bit[launch, rank, NONE]
         for event, ranks in self.world.credits.items():
             self.count[event] += ranks.count(rank)
         self.launch[rank] += 1
@@ -221,13 +263,45 @@ class _Run:
         return self.count[event] - self.launch[event[0]] * self.world.threshold(event)
 
     def _may_start(self, rank: int, task: int) -> bool:
+        if (self.launch[rank], rank, task) == self.without:
+            return False
         if not all(self.has_run(rank, other) for other in self.launches_before(rank, task)):
             return False
-        return all(self.met((rank, event), need) for event, need in self.world.waits[rank, task])
+        if not all(self.met((rank, event), need) for event, need in self.world.waits[rank, task]):
+            return False
+        return not (self.patient and self._others_to_come(rank, task))
 
     def met(self, event: _Event, need: int) -> bool:
         taken_to_arrive = self.world.remote(event) and not self.world.whole
         return taken_to_arrive or self.have(event) >= need
+
+    def _coming_without(self, rank: int, task: int, event: _Event) -> list[_Task]:
+        """Those of an event's signallers that run even if this task does not."""
+        key = (self.launch[rank], rank, task)
+        if key not in self.runs_without:
+            self.runs_without[key] = _Run(self.world, without=key)
+        ran = self.runs_without[key].before
+        return [other for other in self.world.signallers[event] if (key[0], *other) in ran]
+
+    def _others_to_come(self, rank: int, task: int) -> bool:
+        """Whether signals of which the task waits for a part can still come without it."""
+        return any(
+            not self.has_run(*other)
+            for event, _ in self.world.waits_for_some.get((rank, task), [])
+            for other in self._coming_without(rank, task, event)
+        )
+
+    def _seen_by_some(self, rank: int, task: int, event: _Event, need: int) -> int:
+        """What has surely ended once `need` of the signals have come: what too few of them come without."""
+        launch = self.launch[rank]
+        coming = [(launch, *other) for other in self._coming_without(rank, task, event)]
+        seen = [self.before[key] | self.bit[key] for key in coming if key in self.before]
+        unknown = len(coming) - len(seen)
+        sure = 0
+        for bit in self.bit.values():
+            if unknown + sum(not bits & bit for bits in seen) < need:
+                sure |= bit
+        return sure
 
     def _execute(self, rank: int, task: int, queue: range) -> None:
         launch = self.launch[rank]
@@ -251,6 +325,10 @@ class _Run:
         for other in earlier:
             key = (launch, *other)
             sure |= self.before[key] | self.bit[key]
+        if self.without is None:
+            for event, need in self.world.waits_for_some.get((rank, task), []):
+                sure |= self._seen_by_some(rank, task, event, need)
+            self.patient = True
         self.before[launch, rank, task] = sure
         for event in self.world.signals[rank, task]:
             self.count[event] += 1
@@ -335,17 +413,30 @@ def _touches(world: _World) -> dict[tuple[int, int, int], list[_Touch]]:
                 if owner not in world.plans or not rows or not cols:
                     continue
                 record = world.plans[owner].sections["tensors"][tensor]
-                role, item = int(record["role"]), _ITEM_BYTES[int(record["dtype"])]
+                role = int(record["role"])
                 if role == ROLES["input"]:
                     continue
-                line = int(record["cols"]) * item
-                begins = [int(record["offset"]) + r * line + col * item for r in range(row, row + rows)]
-                lines = tuple((begin, begin + cols * item) for begin in begins)
+                lines = _lines(record, row, rows, col, cols)
                 storage = int(record["storage"]) if role == ROLES["output"] else 0
                 found.setdefault((owner, role, storage), []).append(
                     _Touch(rank, number, (tensor, owner, row, rows, col, cols), place >= reads, lines)
                 )
+        for tensor in host_reads(plan) if world.whole else []:
+            record = plan.sections["tensors"][tensor]
+            rows, cols = int(record["rows"]), int(record["cols"])
+            if rows and cols:
+                found.setdefault((rank, ROLES["symmetric"], 0), []).append(
+                    _Touch(rank, NONE, (tensor, rank, 0, rows, 0, cols), False, _lines(record, 0, rows, 0, cols))
+                )
     return found
+
+
+def _lines(record: Records, row: int, rows: int, col: int, cols: int) -> tuple[tuple[int, int], ...]:
+    """The bytes of each row of a box, from the start of the memory."""
+    item = _ITEM_BYTES[int(record["dtype"])]
+    line = int(record["cols"]) * item
+    begins = [int(record["offset"]) + r * line + col * item for r in range(row, row + rows)]
+    return tuple((begin, begin + cols * item) for begin in begins)
 
 
 def _races(world: _World, run: _Run) -> tuple[Race | None, int]:

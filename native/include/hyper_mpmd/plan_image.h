@@ -25,6 +25,7 @@ struct PlanView {
   std::span<const LaunchRecord> launches;
   std::span<const uint32_t> dependencies;
   std::span<const PeerRecord> peers;
+  std::span<const uint32_t> outputs;  // tensors that peers write and the caller gets; empty where no proof asks
 
   uint32_t local_events() const;  // events before the first one of another rank
   uint64_t bytes_of(uint32_t tensor) const;

@@ -1,9 +1,10 @@
 // Proof that plans neither hang nor race, over two successive launches, or the smallest counter-example.
 //
 // A task starts when the task before it in its queue has ended, its launch is open (all it depends on have ended on
-// this rank) and its waits are met; it touches its boxes from start to end, and its signals land at its end. A rank
-// enters launch n + 1 when all its queues of launch n have ended, and then gives every peer credit. Counters only grow,
-// and a launch counts from the sum of the thresholds before it.
+// this rank) and its waits are met; it touches its boxes from start to end, and its signals land at its end. A rank's
+// launch n ends when its queues have ended and all has arrived that peers put there; then its host copies out what they
+// put for the caller, gives every peer credit, and enters launch n + 1. Counters only grow, and a launch counts from
+// the sum of the thresholds before it.
 //
 // Workers poll the queues they carry and never block on one. So if all tasks can run with a worker a queue they can
 // with any number of workers: nothing in the proof depends on how many there are.
@@ -52,7 +53,7 @@ struct Standing {
 
 struct RaceFault {
   struct Access {
-    uint32_t rank, task, tensor;
+    uint32_t rank, task, tensor;  // task kNone: the host, at the end of the launch
     bool written;
   };
   Access first, second;
