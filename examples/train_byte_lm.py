@@ -6,8 +6,8 @@
 
 Experts are shared out over the ranks, everything else is the same on all and averaged by DDP. The layers share one
 workspace. The batch is that of all ranks together, so the loss does not depend on how many there are. --plain trains
-the same model with the experts in plain torch. With --json the last line of stdout is for scripts; --timeline draws what the
-cores did in one layer of one step.
+the same model with the experts in plain torch. With --json the last line of stdout is for scripts;
+--timeline draws what the cores did in one layer of one step.
 """
 
 from __future__ import annotations
