@@ -43,6 +43,17 @@ def test_plain_torch_over_two_ranks_loses_the_same(plain):
     assert max(abs(a - b) for a, b in zip(made["losses"], plain["losses"][:10], strict=True)) < 1e-4
 
 
+def test_timelines_of_a_step_are_drawn_and_change_no_loss(plain):
+    result = subprocess.run(
+        [sys.executable, "examples/train_byte_lm.py", "--steps", "10", "--timeline", "--json", "--losses"],
+        cwd=ROOT, capture_output=True, text=True, timeout=110, check=True,
+    )  # fmt: skip
+    for words in ("rank 0 of 1, forward", "rank 0 of 1, backward", "w1_grad", "busy"):
+        assert words in result.stdout
+    losses = json.loads(result.stdout.splitlines()[-1])["losses"]
+    assert max(abs(a - b) for a, b in zip(losses, plain["losses"][:10], strict=True)) < 1e-4
+
+
 def test_a_run_goes_on_from_a_checkpoint_at_another_number_of_ranks(plain, tmp_path):
     train(2, "--steps", "5", "--save", str(tmp_path / "saved"))
     made = train(1, "--steps", "5", "--resume", str(tmp_path / "saved"))
