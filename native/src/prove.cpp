@@ -47,6 +47,25 @@ uint32_t Proof::take_clock() {
   return index;
 }
 
+void Proof::join(Tick* __restrict into, const Tick* __restrict from) {
+  for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
+    const Tick theirs = from[editions_ + rank];
+    Tick& mine = into[editions_ + rank];
+    if (theirs == 0 || theirs == mine) continue;
+    // Without branches, so that a compiler takes several at once: the highest bit of a difference says which is less.
+    const size_t begin = scene_.rank_begin[rank], end = scene_.rank_begin[rank + 1];
+    Tick more = 0, less = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const Tick a = into[i], b = from[i];
+      more |= a - b;
+      less |= b - a;
+      into[i] = std::max(a, b);
+    }
+    if (more < 0) mine = less < 0 ? fresh_edition() : theirs;
+  }
+  for (size_t i = scene_.chains.size(); i < editions_; ++i) into[i] = std::max(into[i], from[i]);
+}
+
 bool Proof::may_start(uint32_t chain, const TaskRecord& task) {
   const uint32_t rank = scene_.chains[chain].rank;
   const PlanView& plan = scene_.plan(rank);
@@ -133,11 +152,12 @@ void Proof::join_some(uint32_t chain, const TaskRecord& task, const WaitRecord& 
   if (unknown >= wait.threshold || unknown + seen.size() < wait.threshold) return;
   const auto place = static_cast<ptrdiff_t>(wait.threshold - unknown - 1);
   std::vector<Tick> ticks(seen.size());
-  for (size_t i = 0; i < width_; ++i) {
+  for (size_t i = 0; i < editions_; ++i) {
     for (size_t s = 0; s < seen.size(); ++s) ticks[s] = seen[s][i];
     std::nth_element(ticks.begin(), ticks.begin() + place, ticks.end());
     clock(chain)[i] = std::max(clock(chain)[i], ticks[static_cast<size_t>(place)]);
   }
+  for (size_t other = 0; other < scene_.plans.size(); ++other) clock(chain)[editions_ + other] = fresh_edition();
 }
 
 void Proof::race(const Touch& second, Place first, const AccessRecord& box, bool written, const Rect& rect, bool next) {
@@ -211,6 +231,7 @@ void Proof::finish(uint32_t chain, const TaskRecord& task) {
   const PlanView& plan = scene_.plan(rank);
   Tick* now = clock(chain);
   now[chain] = static_cast<Tick>(next_[chain] - begin + 1);
+  now[editions_ + scene_.index(rank)] = fresh_edition();
   for (const SignalRecord& signal : plan.signals_of(task)) {
     if (!scene_.has(signal.rank)) continue;
     const uint32_t number = signal.rank == rank ? signal.event : scene_.event_of_word(signal.rank, signal.event);

@@ -20,13 +20,15 @@ class Proof {
       : scene_(plans),
         verdict_(verdict),
         several_(scene_.world && plans.size() > 1),
-        width_((scene_.chains.size() + (several_ ? plans.size() : 0) + 7) / 8 * 8) {}
+        editions_(scene_.chains.size() + plans.size()),
+        width_((editions_ + plans.size() + 7) / 8 * 8) {}
 
   void run();
 
  private:
-  // Positions on each chain up to which all has ended; behind them, with several ranks, a 1 for each rank whose launch
-  // before this one has ended.
+  // Positions on each chain up to which all has ended; behind them a 1 for each rank whose launch before this one has
+  // ended; behind those an edition for each rank: positions on its chains that have one edition are the same (0: none
+  // has ended), so that clocks are joined rank by rank, and only where they differ.
   using Tick = int32_t;
   struct Launch {
     uint32_t left = 0;    // tasks to come
@@ -56,9 +58,8 @@ class Proof {
   Tick* clock(uint32_t chain) { return clocks_.data() + chain * width_; }
   Tick* stored(uint32_t index) { return store_.data() + index * width_; }
   uint32_t take_clock();
-  void join(Tick* into, const Tick* from) const {
-    for (size_t i = 0; i < width_; ++i) into[i] = std::max(into[i], from[i]);
-  }
+  void join(Tick* __restrict into, const Tick* __restrict from);  // of two different clocks
+  Tick fresh_edition() { return static_cast<Tick>(++edition_); }
   void wake(uint32_t& first) {
     for (uint32_t c = first; c != kNone; c = link_[c]) ready_.push_back(c);
     first = kNone;
@@ -70,7 +71,8 @@ class Proof {
   Scene scene_;
   Verdict& verdict_;
   const bool several_;
-  const size_t width_;
+  const size_t editions_, width_;  // where the editions of a clock begin, and its end
+  uint32_t edition_ = 0;           // the last one
   std::vector<EventState> events_;
   std::vector<std::vector<Launch>> launches_;
   std::vector<MemoryMap> maps_;
