@@ -112,7 +112,10 @@ class _Builder:
         if space.route is not None and space.route.kind == "scatter":
             kinds.extend(["return"] * 3)
         kind = self.draw(st.sampled_from(kinds))
-        op = ops.Put(to=kind, shift=self.draw(st.integers(0, 5)), team=None if kind == "return" else team)
+        makers = [node.op for node in self.graph.nodes if x.name in node.outputs]
+        pulls = makers and makers[0].routing() is None  # neither an input nor what a put received
+        mode = self.draw(st.sampled_from(["push", "pull", "pull"])) if pulls else "push"
+        op = ops.Put(to=kind, shift=self.draw(st.integers(0, 5)), team=None if kind == "return" else team, mode=mode)
         self.take(self.graph.comm(self.name("put"), op, x))
 
     def scale_in_place(self) -> None:
