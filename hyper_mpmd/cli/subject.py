@@ -71,7 +71,9 @@ def make_subject(
     return _from_file(Path(file), function, ep, routing, seed)
 
 
-def _moe(name: str, sizes: dict[str, int | None], ep: int, tp: int, pattern: str, ways: dict[str, str], seed: int) -> Subject:
+def _moe(
+    name: str, sizes: dict[str, int | None], ep: int, tp: int, pattern: str, ways: dict[str, str], seed: int
+) -> Subject:
     from hyper_mpmd.modules.moe_ffn import moe_ffn
     from hyper_mpmd.modules.moe_ffn_backward import moe_ffn_backward
     from hyper_mpmd.modules.routing import is_pattern, make_routing
