@@ -20,10 +20,10 @@ class Put(Op):
     rows are ordered by local group, then source rank. "return": scattered rows go back to where they came from.
     team: the ranks that W and the words above speak of, such as Team(ranks=4, stride=2); None: all ranks. Rows return
     in the team that they were scattered in.
-    mode: "push": the sender writes into the receiver's symmetric memory, once the receiver has given credit. "pull": the
-    sender's rows lie in symmetric memory and the receiver reads them, tile by tile, as they are made; the sender's launch
-    ends when all have been read. Rows to be pulled must be made by a task of their own rank: no graph input, nothing
-    that a Put received (PullSourceError).
+    mode: "push": the sender writes into the receiver's symmetric memory, once the receiver has given credit. "pull":
+    the sender's rows lie in symmetric memory and the receiver reads them, tile by tile, as they are made; the sender's
+    launch ends when all have been read. Rows to be pulled must be made by a task of their own rank: no graph input,
+    nothing that a Put received (PullSourceError).
 
     Input: [R] or [R, C] in a row space, any dtype. Output: the same columns, in the row space that the route makes of
     the senders'. On one rank it is a copy.

@@ -264,14 +264,14 @@ class TaskGraph:
         """Peers read symmetric memory, and are told by the tasks that write there."""
         if tensor.name in self._inputs:
             raise PullSourceError(
-                f"task {name!r}: {tensor.name!r} is an input, which lies in the caller's memory, where no peer can pull "
-                'from; let a task of its rank copy it, or take mode="push"'
+                f"task {name!r}: {tensor.name!r} is an input, which lies in the caller's memory, where no peer can "
+                'pull from; let a task of its rank copy it, or take mode="push"'
             )
         maker = next(node for node in self._nodes.values() if tensor.name in node.outputs)
         if maker.op.routing() is not None:
             raise PullSourceError(
-                f"task {name!r}: {tensor.name!r} comes from other ranks, through task {maker.name!r}, and is pulled only "
-                'from those that made it; let a task of its rank work on it first, or take mode="push"'
+                f"task {name!r}: {tensor.name!r} comes from other ranks, through task {maker.name!r}, and is pulled "
+                'only from those that made it; let a task of its rank work on it first, or take mode="push"'
             )
 
     def _check_overwrites(self, name: str, op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

@@ -257,8 +257,8 @@ void Lowering::grid(size_t index) {
   }
 }
 
-// The tasks of a communication op. A put runs where the rows lie and a pull where they go, so one of the two boxes may be
-// a peer's: its own plan sees to the rest of what touches that memory.
+// The tasks of a communication op. A put runs where the rows lie and a pull where they go, so one of the two boxes may
+// be a peer's: its own plan sees to the rest of what touches that memory.
 void Lowering::travels(size_t index) {
   const OpRow& op = d_.ops[index];
   const CostModel model(d_, device_, index);

@@ -1,4 +1,4 @@
-"""Pull: readers fetch rows from where they were made. The same bits as push, whatever the routing; nobody reads early."""
+"""Pull: readers fetch rows from where they were made. The same bits as push, whatever the routing,."""
 
 from __future__ import annotations
 

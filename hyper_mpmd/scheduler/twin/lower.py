@@ -32,8 +32,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Ghost:
-    """An event that another rank signals here: rows were put, rows may be pulled (op: the one that made them), or a reader
-    has pulled all that it needs. order: how far along it is with its tasks of the op when it signals."""
+    """An event that another rank signals here: rows were put, rows may be pulled (op: the one that made them), or a
+    reader has pulled all that it needs. order: how far along it is with its tasks of the op when it signals."""
 
     op: int
     source: int
@@ -294,8 +294,9 @@ class _Lowering:
     def _wait(self, task: TileTask, storage: int, boxes: list[Box], written: bool) -> None:
         """Make a task that touches `boxes` wait: for one local event at most, and the puts that land there.
 
-        One that writes also waits for the peers that pull from there. Tasks that wait for the same earlier tasks share the event. A task that overwrites what it reads reads no more
-        than it writes, so that its boxes may be taken together.
+        One that writes also waits for the peers that pull from there. Tasks that wait for the same earlier tasks share
+        the event. A task that overwrites what it reads reads no more than it writes, so that its boxes may be taken
+        together.
         """
         history = self.histories[storage]
         earlier = history.writers + (history.readers if written else [])
@@ -311,8 +312,8 @@ class _Lowering:
             self.events[event].hull = _hull([self.events[event].hull, *boxes])
             task.waits.append(event)
         others = history.ghosts + (history.takers if written else [])
-        met = [ghost for ghost in others if any(_overlap(ghost.box, mine) for mine in boxes)]
-        task.waits.extend(sorted(met, key=lambda ghost: ghost.slot))
+        others.sort(key=lambda ghost: ghost.slot)
+        task.waits.extend(ghost for ghost in others if any(_overlap(ghost.box, mine) for mine in boxes))
 
     # ---- records -------------------------------------------------------------------------------------------------
 
