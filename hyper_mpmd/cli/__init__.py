@@ -57,6 +57,13 @@ class DType(str, Enum):
     bfloat16 = "bfloat16"
 
 
+class DispatchMode(str, Enum):
+    """Who moves the rows on their way to the experts."""
+
+    push = "push"
+    pull = "pull"
+
+
 _BUILT_IN = "Built-in graphs"
 _PLANNING = "Planning"
 _RUNNING = "Running"
@@ -102,6 +109,15 @@ Dtype = Annotated[
     DType | None,
     typer.Option(
         help="Of activations and weights. \\[default: float32]", show_default=False, rich_help_panel=_BUILT_IN
+    ),
+]
+Mode = Annotated[
+    DispatchMode | None,
+    typer.Option(
+        "--dispatch-mode",
+        help="Ranks push rows into their experts' ranks, or those pull them. \\[default: push]",
+        show_default=False,
+        rich_help_panel=_BUILT_IN,
     ),
 ]
 Routing = Annotated[
@@ -185,6 +201,7 @@ def run(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[
         Policy | None,
@@ -200,7 +217,7 @@ def run(
     """Execute a graph on this machine and compare it with plain torch: error, time, tasks per second."""
     from hyper_mpmd.cli.run import run_command
 
-    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, seed)
+    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode, seed)
     policies = ("O0", "O1") if policy is None else (policy.value,)
     fine = run_command(
         subject,
@@ -228,6 +245,7 @@ def plan(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
@@ -247,7 +265,7 @@ def plan(
     """Schedule a graph for a device and say what is in the plan; nothing is executed."""
     from hyper_mpmd.cli.plan import plan_command
 
-    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, seed)
+    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode, seed)
     plan_command(
         subject, policy=policy.value, device=device, rank=rank, backend=_backend(backend), save=save, as_json=json
     )
@@ -272,6 +290,7 @@ def check(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
@@ -282,7 +301,7 @@ def check(
     """Prove that a plan can neither hang nor race, or show the smallest counter-example (exit status 1)."""
     from hyper_mpmd.cli.check import check_command
 
-    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode)
     saved = _is_saved(context, graph[0], sizes)
     if not saved and len(graph) > 1:
         raise typer.BadParameter(f"one graph, or plan files; got {', '.join(graph)}")
@@ -313,6 +332,7 @@ def show(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
@@ -329,7 +349,7 @@ def show(
     """Draw the timeline, predicted or measured: a row a core, a colour an op."""
     from hyper_mpmd.cli.show import show_command
 
-    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode)
     show_command(
         Path(graph) if _is_saved(context, graph, sizes, "backend") else _subject(graph, *sizes, seed),
         policy=policy.value,
@@ -369,6 +389,7 @@ def _subject(
     tp: int | None,
     routing: str | None,
     dtype: DType | None,
+    dispatch_mode: DispatchMode | None,
     seed: int,
 ) -> Any:
     from hyper_mpmd.cli.subject import UsageError, make_subject
@@ -376,7 +397,14 @@ def _subject(
     sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
     try:
         return make_subject(
-            graph, sizes=sizes, ep=ep, tp=tp, routing=routing, dtype=None if dtype is None else dtype.value, seed=seed
+            graph,
+            sizes=sizes,
+            ep=ep,
+            tp=tp,
+            routing=routing,
+            dtype=None if dtype is None else dtype.value,
+            dispatch_mode=None if dispatch_mode is None else dispatch_mode.value,
+            seed=seed,
         )
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None

@@ -27,6 +27,7 @@ from hyper_mpmd.modules.mega_groups import Grid
 from hyper_mpmd.modules.mega_parallel import as_global, as_local
 from hyper_mpmd.modules.mega_route import DTYPES, Call, check_call
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS
+from hyper_mpmd.tasks import DispatchMode
 
 
 class MegaMoeExperts(nn.Module):
@@ -44,7 +45,9 @@ class MegaMoeExperts(nn.Module):
     a grid, as those of a device mesh do.
     expert_capacity_factor: None leaves room for every row; f >= 1 for ceil(T * K * f) on each rank, rounded up to 128,
     and more rows than that raise "capacity overflow" on all ranks, before anything runs.
-    dispatch_mode: "push". create_parameters=False: the layer has none, and each call brings expert_weights.
+    dispatch_mode: "push": rows on their way to the experts, in forward and backward, are written by their own rank;
+    "pull": the experts' ranks read them. Results are the same, bit for bit. On the way back rows are always pushed.
+    create_parameters=False: the layer has none, and each call brings expert_weights.
     device, dtype: of the parameters, float32 or bfloat16.
 
     Errors: MegaMoeValueError (a ValueError) for sizes; the same on all ranks where their values differ, at the first
@@ -67,7 +70,7 @@ class MegaMoeExperts(nn.Module):
         ep_group: dist.ProcessGroup | None = None,
         tp_group: dist.ProcessGroup | None = None,
         expert_capacity_factor: float | None = None,
-        dispatch_mode: str = "push",
+        dispatch_mode: DispatchMode = "push",
         create_parameters: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

@@ -91,8 +91,8 @@ std::string task_fault(const PlanView& image, size_t number) {
     const TensorRecord& tensor = image.tensors[box.tensor];
     const bool written = i >= op.read_count;
     if (box.rank != image.rank) {
-      if (!written || tensor.role != static_cast<uint32_t>(Role::kSymmetric)) {
-        return name() + ": only symmetric tensors of a peer can be written, and none read";
+      if (tensor.role != static_cast<uint32_t>(Role::kSymmetric)) {
+        return name() + ": only symmetric tensors of a peer can be read or written";
       }
       if (!inside(box.row, box.rows, tensor.most_rows)) return name() + ": rows outside the peer's tensor";
     } else if (!inside(box.row, box.rows, tensor.rows)) {
@@ -330,7 +330,7 @@ std::string world_record_fault(std::span<const PlanView> plans) {
         for (uint32_t i = 0; i < task.access_count; ++i) {
           const AccessRecord& box = peer.accesses[task.access_begin + i];
           if (box.rank == r && !inside(box.row, box.rows, plan.tensors[box.tensor].rows)) {
-            return mine + "rank " + std::to_string(s) + " writes outside tensor " + std::to_string(box.tensor);
+            return mine + "rank " + std::to_string(s) + " reaches outside tensor " + std::to_string(box.tensor);
           }
         }
       }
