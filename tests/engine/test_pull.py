@@ -103,9 +103,9 @@ def test_pulling_what_no_peer_could_read_is_refused_by_name():
     pushed = g.comm("gather", hm.ops.Put(to="all"), x)
     with pytest.raises(PullSourceError, match="'gather' comes from other ranks, through task 'gather'"):
         g.comm("send", hm.ops.Put(to="shift", mode="pull"), pushed)
-    with pytest.raises(OpParameterError, match=r"Combine\.mode='pull'"):
+    with pytest.raises(OpParameterError, match=r"Combine.*mode='pull'"):
         hm.ops.Combine(mode="pull")
-    with pytest.raises(OpParameterError, match=r"Dispatch\.mode='fetch'"):
+    with pytest.raises(OpParameterError, match=r"Dispatch.*mode='fetch'"):
         hm.ops.Dispatch(mode="fetch")
 
 
