@@ -88,7 +88,7 @@ void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {
         if (record.slot == kNone) {
           require(local[event] == record.threshold, "thresholds equal signals");
         } else if (record.op != kNone) {
-          ++awaited[{me, record.slot}];
+          awaited[{me, record.slot}] += record.threshold;
         }
       }
       size_t queued = 0;
@@ -103,7 +103,7 @@ void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {
         }
       }
     }
-    require(sent == awaited, "each put is awaited by the rank it lands on, and nothing else is");
+    require(sent == awaited, "what a rank signals to another is awaited there, and nothing else is");
   }
 }
 
