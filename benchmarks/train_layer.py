@@ -91,9 +91,13 @@ def seconds(shape: Shape, dtype: torch.dtype, rounds: int) -> dict[str, list[flo
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if ranks > 1 else 0
     made = torch.Generator().manual_seed(rank)
-    experts = MegaMoeExperts(
-        local_num_tokens=shape.tokens, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
-        num_experts=shape.experts, top_k=shape.top_k, ep_size=ranks, dtype=dtype,
+    experts, pulling = (
+        MegaMoeExperts(
+            local_num_tokens=shape.tokens, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
+            num_experts=shape.experts, top_k=shape.top_k, ep_size=ranks, dtype=dtype, dispatch_mode=mode,
+            create_parameters=mode == "push",
+        )
+        for mode in ("push", "pull")
     )  # fmt: skip
     assert experts.gate_up_weight is not None
     assert experts.down_weight is not None
@@ -108,6 +112,10 @@ def seconds(shape: Shape, dtype: torch.dtype, rounds: int) -> dict[str, list[flo
         routings.append((ids, weights.softmax(-1)))
     loop, grouped = (eager(shape, ranks, way) for way in (False, True))
 
+    def pull(*call: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = pulling(*call, expert_weights=(w1, w2))
+        return made
+
     def step(layer: Callable[..., torch.Tensor], turns: Iterator[int], *parameters: torch.Tensor) -> Callable[[], None]:
         def run() -> None:
             ids, weights = routings[next(turns)]
@@ -119,6 +127,7 @@ def seconds(shape: Shape, dtype: torch.dtype, rounds: int) -> dict[str, list[flo
 
     contenders = {
         "MegaMoeExperts": step(experts, itertools.cycle(range(_ROUTINGS))),
+        **({"MegaMoeExperts, pull": step(pull, itertools.cycle(range(_ROUTINGS)))} if ranks > 1 else {}),
         "torch loop": step(loop, itertools.cycle(range(_ROUTINGS)), w1, w2),
         "torch grouped": step(grouped, itertools.cycle(range(_ROUTINGS)), w1, w2),
     }
@@ -132,6 +141,7 @@ def seconds(shape: Shape, dtype: torch.dtype, rounds: int) -> dict[str, list[flo
     # Over ranks no time limit of this rank's own: all run as many rounds.
     found = interleave(contenders, rounds, limit_s=60.0 if ranks == 1 else float("inf"))
     experts.close()
+    pulling.close()
     return found
 
 

@@ -210,7 +210,10 @@ def _describe_blocked(plans: Mapping[int, Plan], blocked: list[tuple[int, int, i
         where = f"rank {rank}, " if plan.ranks > 1 else ""
         if task == NONE:
             signaller = int(plan.sections["events"]["signaller"][event])
-            lines.append(f"{where}the end of the launch waits for rows of rank {signaller} (have {have}, need {need})")
+            op = plan.graph.nodes[int(plan.sections["events"]["op"][event])]
+            taken = list(plan.graph.tensors)[int(plan.sections["events"]["tensor"][event])] in op.inputs
+            what = f"rank {signaller} to pull rows" if taken else f"rows of rank {signaller}"
+            lines.append(f"{where}the end of the launch waits for {what} (have {have}, need {need})")
             continue
         lacking = "its launch" if event == NONE else f"event {event} (have {have}, need {need})"
         lines.append(f"{where}{plan.core_name(queue)}: {plan.task_name(task)} waits for {lacking}")

@@ -27,7 +27,7 @@ class Bounds:
     memory: bytes / the rate of the main memory: inputs read once, outputs written once, the workspace written and read.
     Boxes count as declared, and each byte once however many tiles touch it; caches that hold the whole workspace can
     beat this one.
-    link: bytes put to other ranks / the rate of all links of a rank together.
+    link: bytes put to other ranks or pulled from them / the rate of all links of a rank together.
     """
 
     path: int
@@ -80,9 +80,18 @@ def _work(plan: Plan) -> dict[int, int]:
 
 def link_bytes(plan: Plan) -> int:
     """Bytes that this rank's tasks write into other ranks' memory or read from it."""
-    accesses = plan.sections["accesses"]
-    away = accesses[accesses["rank"] != plan.rank]
-    return int(_box_bytes(plan, away).sum())
+    return sum(put_and_pulled_bytes(plan))
+
+
+def put_and_pulled_bytes(plan: Plan) -> tuple[int, int]:
+    """Bytes that this rank's tasks write into other ranks' memory, and those that they read from it."""
+    tasks = plan.tasks
+    counts = tasks["access_count"].astype(np.int64)
+    place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # of each box within its task
+    boxes = plan.sections["accesses"][np.repeat(tasks["access_begin"].astype(np.int64), counts) + place]
+    written = place >= np.repeat(plan.sections["ops"]["read_count"][tasks["op"]], counts)
+    away, sizes = boxes["rank"] != plan.rank, _box_bytes(plan, boxes)
+    return int(sizes[away & written].sum()), int(sizes[away & ~written].sum())
 
 
 def memory_bytes(plan: Plan) -> int:

@@ -84,6 +84,8 @@ def _rank_table(found: Sequence[PlanSummary]) -> list[str]:
             line(f"  {role}", [plan.bytes[role] for plan in found], size)
     if len(found) > 1 or found[0].put_bytes:
         line("put to other ranks", [plan.put_bytes for plan in found], size)
+    if any(plan.pulled_bytes for plan in found):
+        line("pulled from other ranks", [plan.pulled_bytes for plan in found], size)
     line("bound", [plan.bound_ns for plan in found], duration)
     for name, meaning in _BOUNDS.items():
         if any(name in plan.bounds for plan in found):

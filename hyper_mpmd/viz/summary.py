@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hyper_mpmd.scheduler.bounds import bounds, link_bytes
+from hyper_mpmd.scheduler.bounds import bounds, put_and_pulled_bytes
 from hyper_mpmd.scheduler.descriptor import AXES, OP_COLUMNS, OPERAND_COLUMNS, describe
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.records import CORE_KINDS, DTYPES, NONE, ROLES
@@ -36,7 +36,7 @@ class OpSummary:
 @dataclass(frozen=True)
 class PlanSummary:
     """One rank's plan. bounds: see `scheduler.bounds`, those that are not 0; bound_ns the largest of them. bytes: of
-    the tensors by role. put_bytes: what is put to other ranks."""
+    the tensors by role. put_bytes, pulled_bytes: what is put to other ranks, and pulled."""
 
     rank: int
     hash: str
@@ -50,6 +50,7 @@ class PlanSummary:
     launches: int
     bytes: dict[str, int]
     put_bytes: int
+    pulled_bytes: int
     bounds: dict[str, int]
     bound_ns: int
     predicted_ns: int
@@ -76,6 +77,7 @@ def summarize(plan: Plan) -> PlanSummary:
     for node, count in zip(nodes, per_op, strict=True):
         by_kind[node.core] += int(count)
     found = bounds(plan)
+    put_bytes, pulled_bytes = put_and_pulled_bytes(plan)
     return PlanSummary(
         rank=plan.rank,
         hash=plan.hash,
@@ -88,7 +90,8 @@ def summarize(plan: Plan) -> PlanSummary:
         longest_queue=int(sections["queues"]["count"].max(initial=0)),
         launches=len(sections["launches"]),
         bytes=_bytes_by_role(plan),
-        put_bytes=link_bytes(plan),
+        put_bytes=put_bytes,
+        pulled_bytes=pulled_bytes,
         bounds={name: ns for name, ns in asdict(found).items() if ns},
         bound_ns=found.largest[1],
         predicted_ns=plan.predicted_ns,

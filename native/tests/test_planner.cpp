@@ -18,8 +18,8 @@ void require(bool holds, const char* what) {
   std::exit(1);
 }
 
-// tokens -> dispatch -> matmul -> scaling in place -> combine, within teams; on one rank the puts are copies.
-pl::Descriptor make_graph(int64_t ranks, pl::Team team, int64_t groups, int64_t cols) {
+// tokens -> dispatch -> matmul -> scaling in place -> combine (put or pulled), within teams; on one rank copies.
+pl::Descriptor make_graph(int64_t ranks, pl::Team team, int64_t groups, int64_t cols, bool pull) {
   const int64_t owned = groups / team.ranks, aic = 0, aiv = 1, hop = ranks > 1;
   const int64_t input = 0, workspace = 2, symmetric = 3;
   const int64_t none = pl::kAbsent, plain = pl::kPlain, space = pl::kSpace;
@@ -31,16 +31,18 @@ pl::Descriptor make_graph(int64_t ranks, pl::Team team, int64_t groups, int64_t 
   d.tensors = {{0, 4, 0, 0, cols, 0, input, 0},
                {0, 4, 1, 0, cols, 0, symmetric, 1},
                {0, 4, -1, owned * cols, 48, cols, input, 2},
-               {0, 4, 1, 0, 48, 0, workspace, 3},
-               {0, 4, 1, 0, 48, 0, workspace, 3},
-               {0, 4, 0, 0, 48, 0, symmetric, 5}};
+               {0, 4, 1, 0, 48, 0, pull ? symmetric : workspace, 3},
+               {0, 4, 1, 0, 48, 0, pull ? symmetric : workspace, 3},
+               {0, 4, 0, 0, 48, 0, pull ? workspace : symmetric, 5}};
   d.op_names = {"dispatch", "matmul", "scale", "combine"};
   d.ops = {{2, aiv,          0, 1,          groups,      0, space, 0, none, 1, none, 1, 1, 0,
-            0, pl::kScatter, 0, team.ranks, team.stride, 0, 0,     1, 2},
-           {4, aic, 0, 1, owned, 1, space, 1, plain, 48, plain, cols, 1, 1, 2, 0, 0, 1, 1, hop, 2, 2, 3},
-           {1, aiv, 0, 0, 1, 1, space, 1, plain, 48, none, 1, 1, 1, 1, 0, 0, 1, 1, hop, 5, 1, 2},
-           {2, aiv, 0, 1,           owned, 1,          space,       1,   none, 1, none, 1,
-            1, 0,   0, pl::kReturn, 0,     team.ranks, team.stride, hop, 7,    1, 2}};
+            0, pl::kScatter, 0, team.ranks, team.stride, 0, 0,     0, 1,    2},
+           {4, aic, 0, 1, owned, 1, space, 1, plain, 48, plain, cols, 1, 1, 2, 0, 0, 1, 1, 0, hop, 2, 2, 3},
+           {1, aiv, 0, 0, 1, 1, space, 1, plain, 48, none, 1, 1, 1, 1, 0, 0, 1, 1, 0, hop, 5, 1, 2},
+           {2, aiv,         0, 1,          owned,       1,    space,
+            1, none,        1, none,       1,           1,    0,
+            0, pl::kReturn, 0, team.ranks, team.stride, pull, hop + (pull && hop),
+            7, 1,           2}};
   d.operands = {{0, pl::kRows, pl::kAll, 0, 0, 0},       {1, pl::kRows, pl::kAll, 0, 0, 1},
                 {1, pl::kRows, pl::kReduction, 0, 0, 0}, {2, pl::kReduction, pl::kCols, 0, 1, 0},
                 {3, pl::kRows, pl::kCols, 0, 0, 1},      {3, pl::kRows, pl::kCols, 0, 0, 0},
@@ -56,7 +58,7 @@ pl::Device make_device(bool unified) {
 
 void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {
   const int64_t groups = team.ranks * (1 + static_cast<int64_t>(random() % 4));
-  const pl::Descriptor d = make_graph(ranks, team, groups, 1 + static_cast<int64_t>(random() % 40));
+  const pl::Descriptor d = make_graph(ranks, team, groups, 1 + static_cast<int64_t>(random() % 40), random() % 2);
   std::vector<int64_t> counts;
   for (int64_t i = 0; i < ranks * groups; ++i) counts.push_back(random() % 3 ? static_cast<int64_t>(random() % 70) : 0);
   const pl::SpaceLoads loads[] = {{0, counts.data()}};
@@ -86,7 +88,7 @@ void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {
         if (record.slot == kNone) {
           require(local[event] == record.threshold, "thresholds equal signals");
         } else if (record.op != kNone) {
-          ++awaited[{me, record.slot}];
+          awaited[{me, record.slot}] += record.threshold;
         }
       }
       size_t queued = 0;
@@ -101,7 +103,7 @@ void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {
         }
       }
     }
-    require(sent == awaited, "each put is awaited by the rank it lands on, and nothing else is");
+    require(sent == awaited, "what a rank signals to another is awaited there, and nothing else is");
   }
 }
 
