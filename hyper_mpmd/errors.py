@@ -91,6 +91,13 @@ class PlanFormatError(HyperMpmdError, ValueError):
     """A plan file that is not one, is damaged, or has another version."""
 
 
+# What a simulation refuses.
+
+
+class SimulationError(HyperMpmdError, ValueError):
+    """Options of a simulation that make no sense, or plans that were not made for the same device."""
+
+
 # What a proof refuses.
 
 
