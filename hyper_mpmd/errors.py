@@ -67,6 +67,10 @@ class UnknownDeviceError(HyperMpmdError, ValueError):
     """A device name that nobody has described."""
 
 
+class DeviceFormatError(HyperMpmdError, ValueError):
+    """A device file that is not one, or a change of a device that makes no sense."""
+
+
 class UnknownPolicyError(HyperMpmdError, ValueError):
     """A policy name that does not exist."""
 

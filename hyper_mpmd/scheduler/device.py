@@ -184,13 +184,18 @@ _DEVICES: dict[str, Callable[[], Device]] = {
 
 
 def get_device(device: str | Device) -> Device:
-    """A device by name, or the given one."""
+    """A device by name or from a TOML file (a name that ends in .toml), or the given one."""
     if isinstance(device, Device):
         return device
+    if isinstance(device, str) and device.endswith(".toml"):
+        from hyper_mpmd.scheduler.device_file import read_device
+
+        return read_device(device)
     try:
         return _DEVICES[device]()
     except (KeyError, TypeError):
-        raise UnknownDeviceError(f"no device is called {device!r}; known: {', '.join(_DEVICES)}") from None
+        known = ", ".join(_DEVICES)
+        raise UnknownDeviceError(f"no device is called {device!r}; known: {known}, or FILE.toml") from None
 
 
 def device_names() -> tuple[str, ...]:
