@@ -44,10 +44,11 @@ app = typer.Typer(
 
 
 class Policy(str, Enum):
-    """The two policies."""
+    """`hyper-mpmd policies` says what they do."""
 
     O0 = "O0"
     O1 = "O1"
+    serial = "serial"
 
 
 class DType(str, Enum):
@@ -230,7 +231,7 @@ def plan(
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
@@ -274,7 +275,7 @@ def check(
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
@@ -319,7 +320,7 @@ def sim(
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "ascend-a3",
     changes: Annotated[
         list[str] | None,
@@ -370,6 +371,14 @@ def devices(
 
 
 @app.command()
+def policies(json: Json = False) -> None:
+    """List the policies and what they do."""
+    from hyper_mpmd.cli.devices import policies_command
+
+    policies_command(as_json=json)
+
+
+@app.command()
 def show(
     context: typer.Context,
     graph: Annotated[
@@ -385,7 +394,7 @@ def show(
     routing: Routing = None,
     dtype: Dtype = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,

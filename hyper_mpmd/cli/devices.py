@@ -1,4 +1,4 @@
-"""`hyper-mpmd devices`: the devices that are known, or every figure of one with its unit and source."""
+"""`hyper-mpmd devices` (all, or every figure of one with its unit and source) and `hyper-mpmd policies`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hyper_mpmd.scheduler.compile import POLICIES
 from hyper_mpmd.scheduler.device import Device, device_names, get_device
 from hyper_mpmd.scheduler.device_sources import SOURCES, UNITS
 
@@ -24,6 +25,17 @@ def devices_command(name: str | None, *, as_json: bool) -> None:
         Console().print(_overview(devices))
     else:
         Console().print(_one(devices[0]))
+
+
+def policies_command(*, as_json: bool) -> None:
+    """Print the policies."""
+    if as_json:
+        typer.echo(json.dumps(POLICIES))
+        return
+    table = Table(show_header=False)
+    for name, what in POLICIES.items():
+        table.add_row(name, what)
+    Console().print(table)
 
 
 def _record(device: Device) -> dict[str, Any]:

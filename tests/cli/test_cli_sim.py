@@ -7,6 +7,7 @@ import json
 import pytest
 
 import hyper_mpmd as hm
+from hyper_mpmd.scheduler.compile import POLICIES
 from hyper_mpmd.scheduler.device import device_names, get_device
 from hyper_mpmd.scheduler.device_file import with_settings
 from hyper_mpmd.scheduler.device_sources import SOURCES, UNITS
@@ -83,6 +84,15 @@ def test_saved_plans_are_simulated_as_they_are(call, small, tmp_path):
     refused = call("sim", *files, "--set", "link=2x")
     assert refused.exit_code == 2
     assert "--set" in refused.stderr
+
+
+def test_every_policy_is_listed_and_can_be_simulated(call, small):
+    listed = json.loads(call("policies", "--json").stdout)
+    assert list(listed) == list(POLICIES)
+    shown = call("policies").stdout
+    for name in listed:
+        assert name in shown
+        assert simulated(call, *small, "--policy", name)["policy"] == name
 
 
 def test_devices_lists_all_and_every_figure_of_one_with_its_source(call):

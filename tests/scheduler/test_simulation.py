@@ -72,6 +72,26 @@ def test_the_host_launches_op_by_op(backend):
     assert times(slow) == [(0, 90, 290), (0, 290, 320)]
 
 
+@both
+def test_serial_runs_one_op_at_a_time_on_all_cores(backend):
+    # Two ops with nothing between them: O0 runs them side by side, serial one after the other, each on its 3 cores.
+    g = hm.TaskGraph("two")
+    x = g.input("x", (g.rows("rows"), 32))
+    for name in "ab":
+        g.output(name, g.vector(name, hm.ops.SwiGLU(), x))
+    tiles = {"a": (8, 16), "b": (8, 16)}
+    found = {
+        policy: hm.compile(g, [24], device=like(launch_ns=1), policy=policy, tiles=tiles).simulate(backend=backend)
+        for policy in ("O0", "serial")
+    }
+    tasks, record = found["serial"].plans[0].tasks, found["serial"].records[0]
+    first, second = record[tasks["op"] == 0], record[tasks["op"] == 1]
+    assert set(second["start_ns"].tolist()) == {int(first["end_ns"].max())}
+    assert set(first["start_ns"].tolist()) == {1}
+    together = found["O0"].records[0]
+    assert together["start_ns"][found["O0"].plans[0].tasks["op"] == 1].min() == 2
+
+
 def activation(rows: int, device: hm.Device) -> hm.Plan:
     g = hm.TaskGraph("act")
     x = g.input("x", (g.rows("rows"), 32))
