@@ -7,7 +7,7 @@ NATIVE := CMakeLists.txt $(wildcard native/*/*.cpp native/*/*.h native/*/*.inl n
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: setup demo test test-slow native-test lint format bench clean
+.PHONY: setup demo demo-ffn test test-slow native-test lint format bench clean
 
 setup: .venv/built
 
@@ -21,7 +21,13 @@ setup: .venv/built
 	$(PIP) install --quiet --no-build-isolation --no-deps --editable .
 	touch $@
 
+# Two ranks train a small language model; then what their cores did in one step.
+STEPS ?= 500
 demo: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node=2 examples/train_byte_lm.py --steps $(STEPS) --timeline $(if $(TEXT),--text $(TEXT))
+
+# One feed-forward under O0, O1 and in plain torch.
+demo-ffn: setup
 	$(BIN)/python examples/demo.py $(if $(TEXT),--text $(TEXT))
 
 # Every benchmark takes --rounds and --json; make bench ROUNDS=25 for steadier figures.

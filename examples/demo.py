@@ -1,6 +1,6 @@
 """The whole job on a real text: bytes, embedding, router, top-k, then the feed-forward of the chosen experts.
 
-    make demo        or        python examples/demo.py [--text FILE] [--tokens N] [--rounds N]
+    make demo-ffn    or        python examples/demo.py [--text FILE] [--tokens N] [--rounds N]
 
 Letters of a text are anything but evenly spread, so neither are its tokens over the experts. The feed-forward (Permute,
 GMM1, SwiGLU, GMM2, Unpermute) is planned for exactly that histogram, under O0 and O1, executed here, compared with

@@ -6,7 +6,8 @@
 
 Experts are shared out over the ranks, everything else is the same on all and averaged by DDP. The layers share one
 workspace. The batch is that of all ranks together, so the loss does not depend on how many there are. --plain trains
-the same model with the experts in plain torch. With --json the last line of stdout is for scripts.
+the same model with the experts in plain torch. With --json the last line of stdout is for scripts;
+--timeline draws what the cores did in one layer of one step.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import pydoc_data.topics
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,11 @@ from torch.nn.parallel import DistributedDataParallel
 from hyper_mpmd import MegaMoeExperts
 from hyper_mpmd.expert_parallel import FeedForward
 from hyper_mpmd.modules.mega_parallel import expert_parameters
+from hyper_mpmd.viz.terminal import draw
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K, HEADS, LAYERS = 128, 128, 8, 2, 4, 2
 SEQUENCES, LENGTH = 8, 128  # of one step, over all ranks; bytes of each
+MEASURED_STEPS = 8  # the last ones, with --timeline
 BALANCE = 0.01  # weight of the load-balancing loss: E * sum over experts of (share of choices * mean score)
 
 
@@ -155,6 +159,14 @@ def state(model: ByteModel, optimizer: torch.optim.AdamW, step: int) -> dict[str
     return {"model": model.state_dict(), "optimizer": moments, "step": torch.tensor(step)}
 
 
+def draw_quickest(measured: dict[int, list[Any]], ranks: int) -> None:
+    """Of the measured steps the one that took least: the first layer's experts, forward and backward, on rank 0."""
+    step = min(measured, key=lambda step: sum(run.timeline.makespan_ns for run in measured[step]))
+    for run, way in ((measured[step][0], "forward"), (measured[step][-1], "backward")):
+        draw(run.timeline, run.kinds, Console(highlight=False), title=f"step {step + 1}, rank 0 of {ranks}, {way}")
+        print()
+
+
 def train(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, float]:
     raw = "\n".join(pydoc_data.topics.topics.values()).encode() if options.text is None else options.text.read_bytes()
     if len(raw) <= LENGTH + 1:
@@ -178,14 +190,19 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, float
     console = Console(stderr=True, quiet=rank > 0)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     losses, skews, began = [], [], time.perf_counter()
+    measured: dict[int, list[Any]] = {}  # step: the runs of all layers, forward and backward
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=options.steps)
         for step in range(first, first + options.steps):
             bytes_BS = batch(text, step, options.seed, rank, ranks)
-            logits, balance, counts_LE = wrapped(bytes_BS[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1), bytes_BS[:, 1:].flatten())
-            optimizer.zero_grad()
-            (loss + BALANCE * balance).backward()
+            late = step >= first + options.steps - MEASURED_STEPS
+            measuring = model.blocks[0].experts.measure() if options.timeline and late else nullcontext([])
+            with measuring as runs:
+                logits, balance, counts_LE = wrapped(bytes_BS[:, :-1])
+                loss = F.cross_entropy(logits.flatten(0, 1), bytes_BS[:, 1:].flatten())
+                optimizer.zero_grad()
+                (loss + BALANCE * balance).backward()
+            measured[step] = runs
             for parameter in experts if ranks > 1 else ():
                 assert parameter.grad is not None
                 parameter.grad.div_(ranks)  # summed over the ranks' losses; DDP has averaged all others
@@ -197,6 +214,8 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, float
             skews.append(float((counts_LE.amax(dim=1) / counts_LE.float().mean(dim=1)).max()))
             progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}, skew {skews[-1]:.2f}")
     seconds = time.perf_counter() - began
+    if options.timeline and rank == 0:
+        draw_quickest({step: runs for step, runs in measured.items() if runs}, ranks)
     if options.save is not None:
         dcp.save(state(model, optimizer, first + options.steps), checkpoint_id=options.save, no_dist=ranks == 1)
     for block in model.blocks if not options.plain else ():
@@ -220,11 +239,14 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="folder of the checkpoint to write at the end")
     parser.add_argument("--resume", type=Path, help="folder of a checkpoint to go on from, of any number of ranks")
     parser.add_argument("--plain", action="store_true", help="experts in plain torch, to compare with")
+    parser.add_argument("--timeline", action="store_true", help="draw what the cores did in a layer of a step")
     parser.add_argument("--json", action="store_true", help="the last line of stdout is JSON")
     parser.add_argument("--losses", action="store_true", help="with --json: the loss of every step too")
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps is {options.steps}; it must be at least 1")
+    if options.plain and options.timeline:
+        parser.error("--timeline draws runs of MegaMoeExperts; leave out --plain")
     if options.plain and (options.save or options.resume):
         parser.error("--save and --resume know the experts of MegaMoeExperts; leave out --plain")
     ranks = int(os.environ.get("WORLD_SIZE", "1"))

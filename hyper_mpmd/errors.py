@@ -32,6 +32,10 @@ class OverwrittenTensorError(HyperMpmdError, ValueError):
     """A tensor used after an in-place op has overwritten it, or one that may not be overwritten."""
 
 
+class PullSourceError(HyperMpmdError, ValueError):
+    """Rows to be pulled that do not lie where peers can read them."""
+
+
 class CycleError(HyperMpmdError, ValueError):
     """Tasks that wait for one another in a circle."""
 

@@ -58,6 +58,13 @@ class DType(str, Enum):
     bfloat16 = "bfloat16"
 
 
+class DispatchMode(str, Enum):
+    """Who moves the rows on their way to the experts."""
+
+    push = "push"
+    pull = "pull"
+
+
 _BUILT_IN = "Built-in graphs"
 _PLANNING = "Planning"
 _RUNNING = "Running"
@@ -72,6 +79,8 @@ _GRAPH = typer.Argument(
     metavar="GRAPH", help="moe-ffn, or FILE.py:FUNCTION (the function returns a TaskGraph, or a TaskGraph and loads)."
 )
 Graph = Annotated[str, _GRAPH]
+_FILES = f"{_GRAPH.help} Or a plan file that `plan --save` wrote; of a world the files of all ranks, in order."
+Graphs = Annotated[list[str], typer.Argument(metavar="GRAPH", help=_FILES)]
 Tokens = Annotated[int | None, _size(1024, "Tokens of each rank.")]
 Hidden = Annotated[int | None, _size(1024, "Hidden size.")]
 Intermediate = Annotated[int | None, _size(512, "Intermediate size of each expert.")]
@@ -103,6 +112,15 @@ Dtype = Annotated[
     DType | None,
     typer.Option(
         help="Of activations and weights. \\[default: float32]", show_default=False, rich_help_panel=_BUILT_IN
+    ),
+]
+Mode = Annotated[
+    DispatchMode | None,
+    typer.Option(
+        "--dispatch-mode",
+        help="Ranks push rows into their experts' ranks, or those pull them. \\[default: push]",
+        show_default=False,
+        rich_help_panel=_BUILT_IN,
     ),
 ]
 Routing = Annotated[
@@ -187,6 +205,7 @@ def run(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[
         Policy | None,
@@ -202,7 +221,7 @@ def run(
     """Execute a graph on this machine and compare it with plain torch: error, time, tasks per second."""
     from hyper_mpmd.cli.run import run_command
 
-    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, seed)
+    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode, seed)
     policies = ("O0", "O1") if policy is None else (policy.value,)
     fine = run_command(
         subject,
@@ -230,6 +249,7 @@ def plan(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
@@ -249,7 +269,7 @@ def plan(
     """Schedule a graph for a device and say what is in the plan; nothing is executed."""
     from hyper_mpmd.cli.plan import plan_command
 
-    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, seed)
+    subject = _subject(graph, tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode, seed)
     plan_command(
         subject, policy=policy.value, device=device, rank=rank, backend=_backend(backend), save=save, as_json=json
     )
@@ -258,13 +278,7 @@ def plan(
 @app.command()
 def check(
     context: typer.Context,
-    graph: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="GRAPH",
-            help=f"{_GRAPH.help} Or a plan file that `plan --save` wrote; of a world the files of all ranks, in order.",
-        ),
-    ],
+    graph: Graphs,
     tokens: Tokens = None,
     hidden: Hidden = None,
     intermediate: Intermediate = None,
@@ -274,6 +288,7 @@ def check(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
@@ -284,7 +299,7 @@ def check(
     """Prove that a plan can neither hang nor race, or show the smallest counter-example (exit status 1)."""
     from hyper_mpmd.cli.check import check_command
 
-    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode)
     saved = _is_saved(context, graph[0], sizes)
     if not saved and len(graph) > 1:
         raise typer.BadParameter(f"one graph, or plan files; got {', '.join(graph)}")
@@ -303,13 +318,7 @@ def check(
 @app.command()
 def sim(
     context: typer.Context,
-    graph: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="GRAPH",
-            help=f"{_GRAPH.help} Or a plan file that `plan --save` wrote; of a world the files of all ranks, in order.",
-        ),
-    ],
+    graph: Graphs,
     tokens: Tokens = None,
     hidden: Hidden = None,
     intermediate: Intermediate = None,
@@ -319,6 +328,7 @@ def sim(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "ascend-a3",
@@ -341,7 +351,7 @@ def sim(
     """Execute a graph in virtual time on a device that need not be at hand: makespan, bound, who waits for what."""
     from hyper_mpmd.cli.sim import sim_command
 
-    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode)
     saved = _is_saved(context, graph[0], sizes, "changes")
     if not saved and len(graph) > 1:
         raise typer.BadParameter(f"one graph, or plan files; got {', '.join(graph)}")
@@ -393,6 +403,7 @@ def show(
     tp: Shards = None,
     routing: Routing = None,
     dtype: Dtype = None,
+    dispatch_mode: Mode = None,
     seed: Seed = 0,
     policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
@@ -409,7 +420,7 @@ def show(
     """Draw the timeline, predicted or measured: a row a core, a colour an op."""
     from hyper_mpmd.cli.show import show_command
 
-    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype)
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode)
     show_command(
         Path(graph) if _is_saved(context, graph, sizes, "backend") else _subject(graph, *sizes, seed),
         policy=policy.value,
@@ -450,6 +461,7 @@ def _subject(
     tp: int | None,
     routing: str | None,
     dtype: DType | None,
+    dispatch_mode: DispatchMode | None,
     seed: int,
 ) -> Any:
     from hyper_mpmd.cli.subject import UsageError, make_subject
@@ -457,7 +469,14 @@ def _subject(
     sizes = {"tokens": tokens, "hidden": hidden, "intermediate": intermediate, "experts": experts, "top_k": top_k}
     try:
         return make_subject(
-            graph, sizes=sizes, ep=ep, tp=tp, routing=routing, dtype=None if dtype is None else dtype.value, seed=seed
+            graph,
+            sizes=sizes,
+            ep=ep,
+            tp=tp,
+            routing=routing,
+            dtype=None if dtype is None else dtype.value,
+            dispatch_mode=None if dispatch_mode is None else dispatch_mode.value,
+            seed=seed,
         )
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None

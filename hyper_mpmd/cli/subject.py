@@ -55,30 +55,33 @@ def make_subject(
     tp: int | None,
     routing: str | None,
     dtype: str | None,
+    dispatch_mode: str | None,
     seed: int,
 ) -> Subject:
     """name: a built-in graph or FILE.py:FUNCTION. None stands for an option that was not given."""
     if name in BUILT_IN:
-        return _moe(name, sizes, ep or 1, tp or 1, routing or _DEFAULT_ROUTING, dtype or "float32", seed)
+        ways = {"dtype": dtype or "float32", "dispatch_mode": dispatch_mode or "push"}
+        return _moe(name, sizes, ep or 1, tp or 1, routing or _DEFAULT_ROUTING, ways, seed)
     file, colon, function = name.rpartition(":")
     if not colon or not file.endswith(".py") or not function:
         raise UsageError(f"no graph is called {name!r}; it must be {', '.join(BUILT_IN)} or FILE.py:FUNCTION")
-    given = [
-        f"--{key.replace('_', '-')}" for key, value in {**sizes, "tp": tp, "dtype": dtype}.items() if value is not None
-    ]
+    options = {**sizes, "tp": tp, "dtype": dtype, "dispatch_mode": dispatch_mode}
+    given = [f"--{key.replace('_', '-')}" for key, value in options.items() if value is not None]
     if given:
         raise UsageError(f"{given[0]} is an option of built-in graphs; {name} decides its own sizes")
     return _from_file(Path(file), function, ep, routing, seed)
 
 
-def _moe(name: str, sizes: dict[str, int | None], ep: int, tp: int, pattern: str, dtype: str, seed: int) -> Subject:
+def _moe(
+    name: str, sizes: dict[str, int | None], ep: int, tp: int, pattern: str, ways: dict[str, str], seed: int
+) -> Subject:
     from hyper_mpmd.modules.moe_ffn import moe_ffn
     from hyper_mpmd.modules.moe_ffn_backward import moe_ffn_backward
     from hyper_mpmd.modules.routing import is_pattern, make_routing
 
     n = {key: _DEFAULTS[key] if value is None else value for key, value in sizes.items()}
     build = moe_ffn_backward if name == "moe-ffn-backward" else moe_ffn
-    graph = build(n["hidden"], n["intermediate"], n["experts"], n["top_k"], ranks=ep * tp, tp=tp, dtype=dtype)  # type: ignore[arg-type]
+    graph = build(n["hidden"], n["intermediate"], n["experts"], n["top_k"], ranks=ep * tp, tp=tp, **ways)  # type: ignore[arg-type]
     tokens = n["tokens"] if is_pattern(pattern) else sizes["tokens"]
     routing = make_routing(pattern, tokens=tokens, experts=n["experts"], top_k=n["top_k"], ranks=ep, tp=tp, seed=seed)
 
@@ -86,10 +89,10 @@ def _moe(name: str, sizes: dict[str, int | None], ep: int, tp: int, pattern: str
         from hyper_mpmd.modules.moe_inputs import make_backward_inputs, make_inputs
 
         make = make_backward_inputs if name == "moe-ffn-backward" else make_inputs
-        return make(routing, n["hidden"], n["intermediate"], dtype=dtype, seed=seed)
+        return make(routing, n["hidden"], n["intermediate"], dtype=ways["dtype"], seed=seed)
 
     n["tokens"] = max(routing.tokens)
-    settings = {"graph": name, **n, "ep": ep, "tp": tp, "routing": pattern, "dtype": dtype, "seed": seed}
+    settings = {"graph": name, **n, "ep": ep, "tp": tp, "routing": pattern, **ways, "seed": seed}
     return Subject(graph, routing.loads(), inputs, settings)
 
 

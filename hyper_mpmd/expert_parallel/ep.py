@@ -8,7 +8,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_mpmd.expert_parallel.dispatch import AllToAllTokenDispatcher
-from hyper_mpmd.expert_parallel.grouped_experts import Compute, GroupedExperts
+from hyper_mpmd.expert_parallel.errors import ExpertParallelError
+from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts
+from hyper_mpmd.expert_parallel.mega import MegaRunner, check_engine
 from hyper_mpmd.expert_parallel.permute import scale_rows
 from hyper_mpmd.expert_parallel.style import check_style_inputs, spread_weights
 
@@ -25,22 +27,35 @@ class ExpertParallel:
             meanwhile.
         src_data_rank: the rank of the mesh whose weights are spread to the others, or None to take each rank's own part
             of what it has, without communication (all ranks must then hold equal weights).
+        engine: "torch", collectives around this rank's experts; or "mega", dispatch, experts and combine as one fused
+            run of the CPU engine (see `MegaMoeExperts`), for float32 and bfloat16, ranks on one host. Same results.
     """
 
     async_combine: bool = False
     src_data_rank: int | None = 0
+    engine: str = "torch"
 
     def apply(self, module: GroupedExperts, mesh: DeviceMesh) -> GroupedExperts:
         """Spread the weights, Shard(0), over a 1-D mesh ("ep",), in place. Before `fully_shard`.
 
         Raises:
-            ExpertParallelError: E is not a multiple of the mesh's size; another mesh; experts already spread.
-            ExpertParallelTypeError: not GroupedExperts, not a DeviceMesh.
+            ExpertParallelError: E is not a multiple of the mesh's size; another mesh; experts already spread; an engine
+                that there is not, or not for this device.
+            ExpertParallelTypeError: not GroupedExperts, not a DeviceMesh, a dtype that the engine does not run.
         """
         check_style_inputs("ExpertParallel", module, mesh, ("ep",))
+        check_engine("ExpertParallel", self.engine, module, mesh)
+        if self.engine == "mega" and self.async_combine:
+            raise ExpertParallelError(
+                "ExpertParallel: async_combine=True has nothing to act on with engine='mega', where combine is a part "
+                "of the fused run: leave one of them out"
+            )
         spread_weights(module, mesh, ("ep",), self.src_data_rank)
         module.ep_mesh = mesh
-        module._runner = AllToAllRunner(AllToAllTokenDispatcher(mesh, module.num_experts), self.async_combine)
+        if self.engine == "mega":
+            module._runner = MegaRunner(module, mesh, None)
+        else:
+            module._runner = AllToAllRunner(AllToAllTokenDispatcher(mesh, module.num_experts), self.async_combine)
         return module
 
 
@@ -52,9 +67,12 @@ class AllToAllRunner:
         self._async_combine = async_combine
 
     def __call__(
-        self, compute: Compute, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
+        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
     ) -> torch.Tensor:
         rows, local_counts, _, context = self._dispatcher.dispatch(x, counts)
-        out = self._dispatcher.combine(compute(rows, local_counts, None), context, wait=not self._async_combine)
+        out = self._dispatcher.combine(experts.compute(rows, local_counts, None), context, wait=not self._async_combine)
         # Scores stay here and meet their rows when these are back: exact, and nothing more to send.
         return out if scores is None else scale_rows(out, scores)
+
+    def close(self) -> None:
+        """Nothing is held between calls."""

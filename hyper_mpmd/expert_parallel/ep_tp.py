@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_mpmd.expert_parallel.dispatch import AllToAllTokenDispatcher
 from hyper_mpmd.expert_parallel.ep import AllToAllRunner
-from hyper_mpmd.expert_parallel.grouped_experts import Compute, GroupedExperts
+from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts
+from hyper_mpmd.expert_parallel.mega import MegaRunner, check_engine
 from hyper_mpmd.expert_parallel.style import check_style_inputs, spread_weights
 from hyper_mpmd.expert_parallel.tp import SumOverTp
 
@@ -21,22 +22,29 @@ class ExpertTensorParallel:
 
     Args:
         src_data_rank: see `ExpertParallel`; a rank of each mesh dimension.
+        engine: see `ExpertParallel`.
     """
 
     src_data_rank: int | None = 0
+    engine: str = "torch"
 
     def apply(self, module: GroupedExperts, mesh: DeviceMesh) -> GroupedExperts:
         """Spread w1, w3 as (Shard(0), Shard(1)) and w2 as (Shard(0), Shard(2)) over a 2-D mesh ("ep", "tp"), in place.
         Before `fully_shard`.
 
         Raises:
-            ExpertParallelError: E is not a multiple of EP or I of TP; another mesh; experts already spread.
-            ExpertParallelTypeError: not GroupedExperts, not a DeviceMesh.
+            ExpertParallelError: E is not a multiple of EP or I of TP; another mesh; experts already spread; an engine
+                that there is not, or not for this device.
+            ExpertParallelTypeError: not GroupedExperts, not a DeviceMesh, a dtype that the engine does not run.
         """
         check_style_inputs("ExpertTensorParallel", module, mesh, ("ep", "tp"))
+        check_engine("ExpertTensorParallel", self.engine, module, mesh)
         spread_weights(module, mesh, ("ep", "tp"), self.src_data_rank)
         module.ep_mesh, module.tp_mesh = mesh["ep"], mesh["tp"]
-        module._runner = _Runner(module.ep_mesh, module.tp_mesh, module.num_experts)
+        if self.engine == "mega":
+            module._runner = MegaRunner(module, module.ep_mesh, module.tp_mesh)
+        else:
+            module._runner = _Runner(module.ep_mesh, module.tp_mesh, module.num_experts)
         return module
 
 
@@ -48,6 +56,9 @@ class _Runner:
         self._sum = SumOverTp(tp_mesh)
 
     def __call__(
-        self, compute: Compute, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
+        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
     ) -> torch.Tensor:
-        return self._sum(partial(self._all_to_all, compute), x, counts, scores)
+        return self._sum.add_up(partial(self._all_to_all, experts), x, counts, scores)
+
+    def close(self) -> None:
+        """Nothing is held between calls."""

@@ -1,8 +1,9 @@
 """The experts of one MoE layer as three stacked weights, and the ways to run them.
 
 A parallel style (ExpertParallel, TensorParallel, ExpertTensorParallel) turns the weights into DTensors and hangs a
-runner on the module; the module then calls the runner, which calls `compute` with the rows that are this rank's. All of
-it happens inside `forward`, so FSDP, pipeline and checkpoint wrappers around the module see one ordinary call.
+runner on the module; the module then calls the runner, which calls `compute` with the rows that are this rank's, or
+hands rows and weights to the fused engine. All of it happens inside `forward`, so FSDP, pipeline and checkpoint
+wrappers around the module see one ordinary call.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,8 +25,21 @@ from hyper_mpmd.expert_parallel.permute import scale_rows
 
 # (x [N, H] expert-major, num_tokens_per_expert, scores [N] or None) -> [N, H]
 Compute = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-# the same with the local computation before it
-Runner = Callable[[Compute, torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+
+
+class Runner(Protocol):
+    """How experts that are spread over ranks run."""
+
+    def __call__(
+        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None, /
+    ) -> torch.Tensor:
+        """`GroupedExperts.forward` of these experts."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds between calls."""
+        ...
+
 
 _said: set[str] = set()
 
@@ -104,15 +119,25 @@ class GroupedExperts(nn.Module):
             raise ExpertParallelError(f"scores must be [{x.shape[0]}], one a row of x, got {list(scores.shape)}")
         if self._runner is None:
             return self.compute(x, num_tokens_per_expert, scores)
-        return self._runner(self.compute, x, num_tokens_per_expert, scores)
+        return self._runner(self, x, num_tokens_per_expert, scores)
+
+    def close(self) -> None:
+        """Give back the shared memory that `engine="mega"` holds: on all ranks, after the last backward, before the
+        process group is destroyed. Without it the memory lasts until the process ends."""
+        if self._runner is not None:
+            self._runner.close()
+
+    def local_weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """This rank's parts of w1, w2, w3, differentiable."""
+        return _local(self.w1), _local(self.w2), _local(self.w3)
 
     def compute(
         self, x: torch.Tensor, num_tokens_per_expert: torch.Tensor, scores: torch.Tensor | None
     ) -> torch.Tensor:
         """`forward` on this rank's weights alone, without any communication: E is then the number of local experts, and
         under tensor parallelism the result is this rank's part of a sum."""
-        dtype = self._compute_dtype(x)
-        weights = tuple(_local(weight).to(dtype) for weight in (self.w1, self.w2, self.w3))
+        dtype = self.compute_dtype(x)
+        weights = tuple(weight.to(dtype) for weight in self.local_weights())
         inner = x.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
             if self._grouped_mm_can_run(inner, weights):
@@ -123,7 +148,8 @@ class GroupedExperts(nn.Module):
         out = out.to(x.dtype)
         return out if scores is None else scale_rows(out, scores)
 
-    def _compute_dtype(self, x: torch.Tensor) -> torch.dtype:
+    def compute_dtype(self, x: torch.Tensor) -> torch.dtype:
+        """What products are computed in: that of the weights, or autocast's."""
         kind = x.device.type
         return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.w1.dtype
 

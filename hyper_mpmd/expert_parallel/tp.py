@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from hyper_mpmd.expert_parallel.grouped_experts import Compute, GroupedExperts
+from hyper_mpmd.expert_parallel.mega import MegaRunner, check_engine
 from hyper_mpmd.expert_parallel.permute import scale_rows
 from hyper_mpmd.expert_parallel.style import check_style_inputs, spread_weights
 
@@ -21,22 +22,25 @@ class TensorParallel:
     experts sees the same values on every TP rank.
 
     Args:
-        src_data_rank: see `ExpertParallel`.
+        src_data_rank, engine: see `ExpertParallel`.
     """
 
     src_data_rank: int | None = 0
+    engine: str = "torch"
 
     def apply(self, module: GroupedExperts, mesh: DeviceMesh) -> GroupedExperts:
         """Spread w1, w3 as Shard(1) and w2 as Shard(2) over a 1-D mesh ("tp",), in place. Before `fully_shard`.
 
         Raises:
-            ExpertParallelError: I is not a multiple of the mesh's size; another mesh; experts already spread.
-            ExpertParallelTypeError: not GroupedExperts, not a DeviceMesh.
+            ExpertParallelError: I is not a multiple of the mesh's size; another mesh; experts already spread; an engine
+                that there is not, or not for this device.
+            ExpertParallelTypeError: not GroupedExperts, not a DeviceMesh, a dtype that the engine does not run.
         """
         check_style_inputs("TensorParallel", module, mesh, ("tp",))
+        check_engine("TensorParallel", self.engine, module, mesh)
         spread_weights(module, mesh, ("tp",), self.src_data_rank)
         module.tp_mesh = mesh
-        module._runner = SumOverTp(mesh)
+        module._runner = MegaRunner(module, None, mesh) if self.engine == "mega" else TensorParallelRunner(mesh)
         return module
 
 
@@ -50,7 +54,7 @@ class SumOverTp:
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
 
-    def __call__(
+    def add_up(
         self, compute: Compute, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
     ) -> torch.Tensor:
         same = DTensor.from_local(x, self._mesh, [Replicate()], run_check=False)
@@ -60,3 +64,18 @@ class SumOverTp:
         )
         out = total.to_local()
         return out if scores is None else scale_rows(out, scores)
+
+
+class TensorParallelRunner:
+    """Every row on every TP rank, the parts of the result added up."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._sum = SumOverTp(mesh)
+
+    def __call__(
+        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self._sum.add_up(experts.compute, x, counts, scores)
+
+    def close(self) -> None:
+        """Nothing is held between calls."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from hyper_mpmd.modules.mega_errors import MegaMoeValueError
+from hyper_mpmd.tasks import DispatchMode
 
 _ROUND = 128  # rows: receive capacities are multiples of it
 
@@ -27,7 +28,7 @@ class Config:
     ep_size: int
     tp_size: int
     expert_capacity_factor: float | None
-    dispatch_mode: str
+    dispatch_mode: DispatchMode
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "num_experts", "top_k", "ep_size"):
@@ -59,8 +60,8 @@ class Config:
                     f"expert_capacity_factor={factor!r}; it must be a finite number of at least 1, or None: "
                     "room for every row"
                 )
-        if self.dispatch_mode != "push":
-            raise MegaMoeValueError(f"dispatch_mode={self.dispatch_mode!r}; the CPU engine only has 'push'")
+        if self.dispatch_mode not in get_args(DispatchMode):
+            raise MegaMoeValueError(f"dispatch_mode={self.dispatch_mode!r}; it must be 'push' or 'pull'")
 
     @property
     def local_experts(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,20 @@ from hyper_mpmd.modules.mega_exchange import Exchange, Met, Record, check_config
 from hyper_mpmd.modules.mega_groups import Grid
 from hyper_mpmd.modules.mega_plans import Plans
 from hyper_mpmd.scheduler.plan import Plan
+from hyper_mpmd.scheduler.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One run of a layer, forward or backward: this rank's plan, and when each of its tasks ran."""
+
+    plan: Plan
+    timeline: Timeline
+
+    @property
+    def kinds(self) -> list[str]:
+        """Core kind (cube, vector, comm) of each of the timeline's ops."""
+        return [node.core for node in self.plan.graph.nodes]
 
 
 class Execution:
@@ -28,6 +43,7 @@ class Execution:
         self.members = members
         self.used = False
         self.plans: Plans | None = None
+        self.measured: list[MeasuredRun] | None = None  # where runs are noted, if they are
         self._grid = grid
         self._engine: Any = None
         self._exchange: Exchange | None = None
@@ -61,7 +77,15 @@ class Execution:
     def run(self, plan: Plan, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run this rank's plan, with its peers; the tensors that the plan takes are picked by name."""
         needed: dict[str, Any] = {name: tensors[name] for name in plan.graph.inputs}
-        made: dict[str, torch.Tensor] = plan.run(**needed) if self._engine is None else self._engine.run(plan, **needed)
+        made: dict[str, torch.Tensor]
+        if self.measured is None:
+            made = plan.run(**needed) if self._engine is None else self._engine.run(plan, **needed)
+            return made
+        if self._engine is None:
+            made, timeline = plan.run_measured(**needed)
+        else:
+            made, timeline = self._engine.run_measured(plan, **needed)
+        self.measured.append(MeasuredRun(plan, timeline))
         return made
 
     @property

@@ -7,7 +7,8 @@ share the experts out, TP ranks that each expert is cut over.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from zlib import crc32
@@ -21,11 +22,12 @@ from hyper_mpmd.modules.mega_autograd import ExpertsFunction, Step
 from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.mega_errors import MegaMoeError, MegaMoeStateError, MegaMoeTypeError, MegaMoeValueError
 from hyper_mpmd.modules.mega_exchange import Record
-from hyper_mpmd.modules.mega_execution import Execution
+from hyper_mpmd.modules.mega_execution import Execution, MeasuredRun
 from hyper_mpmd.modules.mega_groups import Grid
 from hyper_mpmd.modules.mega_parallel import as_global, as_local
 from hyper_mpmd.modules.mega_route import DTYPES, Call, check_call
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS
+from hyper_mpmd.tasks import DispatchMode
 
 
 class MegaMoeExperts(nn.Module):
@@ -43,7 +45,9 @@ class MegaMoeExperts(nn.Module):
     a grid, as those of a device mesh do.
     expert_capacity_factor: None leaves room for every row; f >= 1 for ceil(T * K * f) on each rank, rounded up to 128,
     and more rows than that raise "capacity overflow" on all ranks, before anything runs.
-    dispatch_mode: "push". create_parameters=False: the layer has none, and each call brings expert_weights.
+    dispatch_mode: "push": rows on their way to the experts, in forward and backward, are written by their own rank;
+    "pull": the experts' ranks read them. Results are the same, bit for bit. On the way back rows are always pushed.
+    create_parameters=False: the layer has none, and each call brings expert_weights.
     device, dtype: of the parameters, float32 or bfloat16.
 
     Errors: MegaMoeValueError (a ValueError) for sizes; the same on all ranks where their values differ, at the first
@@ -66,7 +70,7 @@ class MegaMoeExperts(nn.Module):
         ep_group: dist.ProcessGroup | None = None,
         tp_group: dist.ProcessGroup | None = None,
         expert_capacity_factor: float | None = None,
-        dispatch_mode: str = "push",
+        dispatch_mode: DispatchMode = "push",
         create_parameters: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -179,6 +183,22 @@ class MegaMoeExperts(nn.Module):
         execution = Execution(first.config, first._grid, members=len(layers))
         for number, layer in enumerate(layers):
             layer._execution, layer._number, layer._shared = execution, number, True
+
+    @contextmanager
+    def measure(self) -> Iterator[list[MeasuredRun]]:
+        """Within it, each forward and backward of this layer, and of those it shares resources with, is added to the
+        list, in order, with this rank's measured timeline. Any rank may measure; results are the same.
+
+            with experts.measure() as runs:
+                loss_of(model(x)).backward()
+            forward, backward = runs[0], runs[-1]
+        """
+        before, runs = self._execution.measured, list[MeasuredRun]()
+        self._execution.measured = runs
+        try:
+            yield runs
+        finally:
+            self._execution.measured = before
 
     def close(self) -> None:
         """Give the resources back: after the last backward, in the same order on all ranks, before the process group

@@ -48,7 +48,8 @@ class Plans:
         )
 
     def _way(self, dtype: Any) -> dict[str, Any]:
-        return {"ranks": self._config.ranks, "tp": self._config.tp_size, "dtype": dtype}
+        config = self._config
+        return {"ranks": config.ranks, "tp": config.tp_size, "dtype": dtype, "dispatch_mode": config.dispatch_mode}
 
     def _plan(
         self,

@@ -6,7 +6,7 @@ from hyper_mpmd import ops
 from hyper_mpmd.errors import ShapeError, WorldSizeError
 from hyper_mpmd.modules.tensor_parallel import add_parts, add_sum, check_tp
 from hyper_mpmd.scheduler.records import MAX_RANKS
-from hyper_mpmd.tasks import DType, TaskGraph, Team
+from hyper_mpmd.tasks import DispatchMode, DType, TaskGraph, Team
 
 
 def moe_ffn(
@@ -18,6 +18,7 @@ def moe_ffn(
     ranks: int = 1,
     tp: int = 1,
     dtype: DType = "float32",
+    dispatch_mode: DispatchMode = "push",
     keep: bool = False,
 ) -> TaskGraph:
     """permute, [dispatch], up, act, down, [combine], unpermute, [reduce_scatter, reduce, all_gather].
@@ -31,6 +32,7 @@ def moe_ffn(
     Inputs of each rank: x [batch, H]; gather [routed] int32, the token of each routed row; back [batch, K] int32, the
     routed rows of each token; weights [batch, K] float32; w1 [E / EP, H, 2I / tp], gate half first; w2 [E / EP, I / tp,
     H]; with tp > 1 shares [part, tp] int32, see `share_rows`. Output: y [T, H]. dtype: of x, w1, w2 and y.
+    dispatch_mode: "push": each rank writes its rows into the experts' ranks; "pull": those read them. See `ops.Put`.
     keep: also output what `moe_ffn_backward` takes: received, the rows that reached this rank's experts, [rows, H], and
     gate_up, their first product, [rows, 2I / tp].
 
@@ -51,7 +53,7 @@ def moe_ffn(
 
     rows = g.vector("permute", ops.Permute(), x, gather)
     if ep > 1:
-        rows = g.comm("dispatch", ops.Dispatch(team=Team(ep, tp)), rows)
+        rows = g.comm("dispatch", ops.Dispatch(team=Team(ep, tp), mode=dispatch_mode), rows)
     received = rows
     gate_up = rows = g.cube("up", ops.GroupedMatmul(), rows, w1)
     rows = g.vector("act", ops.SwiGLU(), rows)

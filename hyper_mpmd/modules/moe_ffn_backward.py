@@ -14,7 +14,7 @@ from hyper_mpmd import ops
 from hyper_mpmd.errors import UnknownTensorError
 from hyper_mpmd.modules.moe_ffn import check_sizes
 from hyper_mpmd.modules.tensor_parallel import add_parts, add_sum
-from hyper_mpmd.tasks import DType, TaskGraph, Team
+from hyper_mpmd.tasks import DispatchMode, DType, TaskGraph, Team
 
 Gradient = Literal["dx", "dweights", "dw1", "dw2"]
 GRADIENTS: tuple[Gradient, ...] = get_args(Gradient)
@@ -29,11 +29,13 @@ def moe_ffn_backward(
     ranks: int = 1,
     tp: int = 1,
     dtype: DType = "float32",
+    dispatch_mode: DispatchMode = "push",
     wanted: Collection[Gradient] = GRADIENTS,
 ) -> TaskGraph:
     """dispatch(dy) -> {act_grad, w2_grad}; act_grad -> swiglu_grad -> {gate_grad, w1_grad}; gate_grad -> combine -> dx.
 
-    Sizes, ranks, row spaces and errors as `moe_ffn`. Inputs of each rank, those that the wanted gradients need:
+    Sizes, ranks, row spaces, dispatch_mode (of the rows; the router's weights, one scalar a row, are pushed) and errors
+    as `moe_ffn`. Inputs of each rank, those that the wanted gradients need:
     dy [batch, H]; gather [routed] and back [batch, K] int32, as for `moe_ffn`; scores [routed] float32, the router's
     weight of each routed row; places [routed] int32, back as one row, with tp > 1 [routed, tp], see `score_places`;
     received [rows, H] and gate_up [rows, 2I / tp], which `moe_ffn(keep=True)` gives; w1, w2; with tp > 1 shares, as for
@@ -58,7 +60,7 @@ def moe_ffn_backward(
 
     rows = g.vector("permute", ops.Permute(), dy, gather)
     if ep > 1:
-        rows = g.comm("dispatch", ops.Dispatch(team=owners), rows)
+        rows = g.comm("dispatch", ops.Dispatch(team=owners, mode=dispatch_mode), rows)
         scores = g.comm("dispatch_scores", ops.Dispatch(team=owners), scores)
     if "dw2" in wanted:
         act = g.vector("weighted_act", ops.WeightedSwiGLU(), gate_up, scores)

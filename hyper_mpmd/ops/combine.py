@@ -8,6 +8,7 @@ from hyper_mpmd.ops.put import Put
 
 
 class Combine(Put):
-    """Put to="return": each row goes back to the place that its token was dispatched from."""
+    """Put to="return": each row goes back to the place that its token was dispatched from. Always pushed."""
 
     to: Literal["return"] = "return"
+    mode: Literal["push"] = "push"

@@ -1,4 +1,4 @@
-"""Put: rows written straight into other ranks' tensors, one-sided. Dispatch and Combine are made with it."""
+"""Put: rows written straight into other ranks' tensors, or read from them. Dispatch and Combine are made with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from hyper_mpmd.tasks.op import CoreKind, Layout, Op
 from hyper_mpmd.tasks.rule import Access, TileRule
 from hyper_mpmd.tasks.team import Team
-from hyper_mpmd.tasks.tensor import RouteKind, Routing
+from hyper_mpmd.tasks.tensor import DispatchMode, RouteKind, Routing
 
 
 class Put(Op):
@@ -20,6 +20,10 @@ class Put(Op):
     rows are ordered by local group, then source rank. "return": scattered rows go back to where they came from.
     team: the ranks that W and the words above speak of, such as Team(ranks=4, stride=2); None: all ranks. Rows return
     in the team that they were scattered in.
+    mode: "push": the sender writes into the receiver's symmetric memory, once the receiver has given credit. "pull":
+    the sender's rows lie in symmetric memory and the receiver reads them, tile by tile, as they are made; the sender's
+    launch ends when all have been read. Rows to be pulled must be made by a task of their own rank: no graph input,
+    nothing that a Put received (PullSourceError).
 
     Input: [R] or [R, C] in a row space, any dtype. Output: the same columns, in the row space that the route makes of
     the senders'. On one rank it is a copy.
@@ -40,9 +44,10 @@ class Put(Op):
     to: RouteKind = "all"
     shift: int = Field(default=1, ge=0)
     team: Team | None = None
+    mode: DispatchMode = "push"
 
     def routing(self) -> Routing:
-        return Routing(self.to, self.shift, self.team)
+        return Routing(self.to, self.shift, self.team, self.mode)
 
     def reference(self, layout: Layout, *inputs: Any) -> Any:
         """The one-rank form: a copy. Over ranks the reference engine moves the rows itself."""

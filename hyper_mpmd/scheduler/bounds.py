@@ -79,7 +79,7 @@ def _work(plan: Plan) -> dict[int, int]:
 
 
 def link_bytes(plan: Plan) -> int:
-    """Bytes that this rank's tasks write into other ranks' memory."""
+    """Bytes that this rank's tasks write into other ranks' memory or read from it."""
     accesses = plan.sections["accesses"]
     away = accesses[accesses["rank"] != plan.rank]
     return int(_box_bytes(plan, away).sum())
@@ -97,10 +97,10 @@ def memory_bytes(plan: Plan) -> int:
             storage = int(tensors["storage"][boxes["tensor"][0]])
             side[storage] = max(side[storage], _distinct_bytes(plan, boxes[boxes["rank"] == plan.rank]))
     role = tensors["role"]
-    # Other ranks' puts are not in this plan: what is read of a symmetric tensor was written once.
+    # Other ranks' puts and pulls are not in this plan: what is read of a symmetric tensor was written once.
     moved = np.select(
         [role == R.ROLES["input"], role == R.ROLES["output"], role == R.ROLES["symmetric"]],
-        [read, written, 2 * read],
+        [read, written, read + np.maximum(read, written)],
         read + written,
     )
     return int(moved.sum())

@@ -29,7 +29,7 @@ TENSOR_COLUMNS = ("dtype", "item_bytes", "space", "rows", "cols", "block_rows", 
 OP_COLUMNS = (
     *("kernel", "kind", "dtype", "by_group", "groups", "space"),
     *("rows_kind", "rows_value", "cols_kind", "cols_value", "reduction_kind", "reduction_value"),
-    *("cut_rows", "cut_cols", "flops_per_point", "route", "shift", "team", "stride", "hop"),
+    *("cut_rows", "cut_cols", "flops_per_point", "route", "shift", "team", "stride", "pull", "hop"),
     *("operand_begin", "read_boxes", "boxes"),
 )
 OPERAND_COLUMNS = ("tensor", "rows_axis", "cols_axis", "shift", "group", "write")
@@ -159,19 +159,19 @@ def _op_row(
         -1 if space is None else space_index[space],
         *(*extent(rule.rows), *extent(rule.cols), *extent(rule.reduction)),
         *(int(rule.cut_rows), int(rule.cut_cols), rule.flops_per_point),
-        *((0, 0, 1, 1) if routing is None else _route(graph, Routing(*routing), inputs[0], outputs[0])),
+        *((0, 0, 1, 1, 0) if routing is None else _route(graph, Routing(*routing), inputs[0], outputs[0])),
         *(hop, operand_begin, sum(not box[-1] for box in boxes), len(boxes)),
     ]
     return row, boxes
 
 
 def _route(graph: TaskGraph, routing: Routing, sent: Tensor, received: Tensor) -> tuple[int, ...]:
-    """Kind, shift, team and stride of a communication op."""
+    """Kind, shift, team, stride, and whether it pulls, of a communication op."""
     space = sent.space if routing.kind == "return" else received.space  # the one that a route made
     assert space is not None
     route = graph.spaces[space].route
     assert route is not None
-    return ROUTES[routing.kind], *_within(graph, route, routing.shift)
+    return ROUTES[routing.kind], *_within(graph, route, routing.shift), int(routing.mode == "pull")
 
 
 def _within(graph: TaskGraph, route: Route, shift: int) -> tuple[int, int, int]:
@@ -196,7 +196,8 @@ def _hop_levels(graph: TaskGraph) -> dict[str, int]:
     """The most cross-rank edges on a path to each op: dispatch 0, matmul 1, combine 1, unpermute 2.
 
     An op that overwrites a tensor comes after those that read it, so it is at least at their level. On one rank nothing
-    crosses ranks.
+    crosses ranks. A put crosses on the way to its readers, a pull on the way to itself, and back to whoever overwrites
+    what it has read.
     """
     of_tensor: dict[str, int] = {}
     of_readers: dict[str, int] = {}
@@ -205,11 +206,12 @@ def _hop_levels(graph: TaskGraph) -> dict[str, int]:
         level = max((of_tensor.get(name, 0) for name in node.inputs), default=0)
         for source in node.op.inplace.values():
             level = max(level, of_readers.get(node.inputs[source], 0))
-        levels[node.name] = level
+        routing = node.op.routing() if graph.ranks > 1 else None
+        pulls = routing is not None and Routing(*routing).mode == "pull"
+        levels[node.name] = level = level + pulls
         for name in node.inputs:
-            of_readers[name] = max(of_readers.get(name, 0), level)
-        crosses = graph.ranks > 1 and node.op.routing() is not None
-        of_tensor.update(dict.fromkeys(node.outputs, level + crosses))
+            of_readers[name] = max(of_readers.get(name, 0), level + pulls)
+        of_tensor.update(dict.fromkeys(node.outputs, level + (routing is not None and not pulls)))
     return levels
 
 
@@ -223,13 +225,14 @@ def _storages(graph: TaskGraph) -> dict[str, str]:
 
 
 def _roles(graph: TaskGraph, storages: dict[str, str]) -> dict[str, str]:
-    """Where each tensor lives. What other ranks write is symmetric; else outputs are the caller's own tensors."""
+    """Where each tensor lives. What other ranks write or read is symmetric; else outputs are the caller's own."""
     by_storage = dict.fromkeys(storages.values(), "workspace")
     for name in graph.outputs.values():
         by_storage[storages[name]] = "output"
     for node in graph.nodes:
-        if node.op.routing() is not None:
-            by_storage.update({storages[name]: "symmetric" for name in node.outputs})
+        if (routing := node.op.routing()) is not None:
+            reached = node.inputs if Routing(*routing).mode == "pull" else node.outputs
+            by_storage.update({storages[name]: "symmetric" for name in reached})
     for name in graph.inputs:
         by_storage[name] = "input"
     return {name: by_storage[storage] for name, storage in storages.items()}

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict
 from hyper_mpmd.scheduler.device import Device
 from hyper_mpmd.scheduler.records import NONE, SECTIONS, Records
 from hyper_mpmd.tasks.graph import TaskGraph
+from hyper_mpmd.tasks.tensor import Routing
 
 if TYPE_CHECKING:
     from hyper_mpmd.scheduler.prove import Proof
@@ -116,13 +117,15 @@ class Plan:
         return tuple(node.name for node in self.graph.nodes)
 
     def task_name(self, index: int) -> str:
-        """The name people see: op, expert (where the op is cut by group), tile, and where a put goes."""
+        """The name people see: op, expert (where the op is cut by group), tile, and where rows go or come from."""
         task = self.tasks[index]
         if not self.graph.nodes:
             return f"task {index}"  # a program without a graph
         node = self.graph.nodes[int(task["op"])]
         group = f".e{task['group']}" if node.op.rule.by_group else ""
-        target = f"->r{task['peer']}" if int(task["peer"]) != self.rank else ""
+        routing = node.op.routing()
+        arrow = "<-" if routing is not None and Routing(*routing).mode == "pull" else "->"
+        target = f"{arrow}r{task['peer']}" if int(task["peer"]) != self.rank else ""
         return f"{node.name}{group}.t{task['number']}{target}"
 
     def core_name(self, queue: int) -> str:

@@ -302,13 +302,16 @@ def _bounds(plans: Sequence[Plan], device: Device, path: Sequence[Records], long
                 vector = max(vector, share)
             else:
                 compute = max(compute, share)
-        written, to = _written(plan)
-        memory += np.bincount(to, written, len(plans)).astype(np.int64)
+        sizes, owner, written = _touched(plan)
+        memory += np.bincount(owner[written], sizes[written], len(plans)).astype(np.int64)
         memory[plan.rank] += _inputs_read(plan)
-        away = np.bincount(to[to != plan.rank], written[to != plan.rank], len(plans)).astype(np.int64)
-        out[plan.rank] += away.sum()
-        into += away
-        pair = max(pair, int(away.max(initial=0)))
+        for put in (True, False):
+            chosen = (owner != plan.rank) & (written == put)
+            away = np.bincount(owner[chosen], sizes[chosen], len(plans)).astype(np.int64)
+            mine, theirs = (out, into) if put else (into, out)
+            mine[plan.rank] += away.sum()
+            theirs += away
+            pair = max(pair, int(away.max(initial=0)))
     port = max(int(out.max(initial=0)), int(into.max(initial=0))) * 1000 // device.link_total_bytes_per_us
     return SimulatedBounds(
         path=longest,
@@ -328,16 +331,15 @@ def box_bytes(plan: Plan, boxes: R.Records) -> Ints:
     return sizes
 
 
-def _written(plan: Plan) -> tuple[Ints, Ints]:
-    """Bytes and rank of each box that is written."""
+def _touched(plan: Plan) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Of each box that a task touches: bytes, rank, whether it is written."""
     tasks, accesses = plan.tasks, plan.sections["accesses"]
     reads = plan.sections["ops"]["read_count"][tasks["op"]]
     counts = tasks["access_count"].astype(np.int64)
-    owner = np.repeat(np.arange(len(tasks)), counts)
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = tasks["access_begin"][owner].astype(np.int64) + place
-    boxes = accesses[index[place >= reads[owner]]]
-    return box_bytes(plan, boxes), boxes["rank"].astype(np.int64)
+    task = np.repeat(np.arange(len(tasks)), counts)
+    place = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
+    boxes = accesses[tasks["access_begin"][task].astype(np.int64) + place]
+    return box_bytes(plan, boxes), boxes["rank"].astype(np.int64), place >= reads[task]
 
 
 def _inputs_read(plan: Plan) -> int:

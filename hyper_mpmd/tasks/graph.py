@@ -18,6 +18,7 @@ from hyper_mpmd.errors import (
     NameTakenError,
     OpRuleError,
     OverwrittenTensorError,
+    PullSourceError,
     RowSpaceError,
     ShapeError,
     UnknownTensorError,
@@ -190,6 +191,8 @@ class TaskGraph:
         routing = op.routing()
         _check_routing(name, op, routing is not None)
         types = op.shapes(inputs) if routing is None else self._routed_types(name, op, inputs)
+        if routing is not None and Routing(*routing).mode == "pull":
+            self._check_pulled(name, inputs[0])
         if len(types) != len(op.rule.outputs):
             raise OpRuleError(
                 f"task {name!r}: {type(op).__name__} makes {len(types)} shapes for {len(op.rule.outputs)} outputs"
@@ -256,6 +259,20 @@ class TaskGraph:
         if known.route != route:
             raise NameTakenError(f"task {task!r}: the row space {name!r} that it makes was declared by hand; rename it")
         return known
+
+    def _check_pulled(self, name: str, tensor: Tensor) -> None:
+        """Peers read symmetric memory, and are told by the tasks that write there."""
+        if tensor.name in self._inputs:
+            raise PullSourceError(
+                f"task {name!r}: {tensor.name!r} is an input, which lies in the caller's memory, where no peer can "
+                'pull from; let a task of its rank copy it, or take mode="push"'
+            )
+        maker = next(node for node in self._nodes.values() if tensor.name in node.outputs)
+        if maker.op.routing() is not None:
+            raise PullSourceError(
+                f"task {name!r}: {tensor.name!r} comes from other ranks, through task {maker.name!r}, and is pulled "
+                'only from those that made it; let a task of its rank work on it first, or take mode="push"'
+            )
 
     def _check_overwrites(self, name: str, op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         for output, source in op.inplace.items():

@@ -12,14 +12,20 @@ DType = Literal["float32", "bfloat16", "int32", "int64"]
 ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "int32": 4, "int64": 8}
 
 RouteKind = Literal["scatter", "return", "all", "shift"]
+DispatchMode = Literal["push", "pull"]
 
 
 class Routing(NamedTuple):
-    """How a communication op moves rows (see `Route`), and the ranks that it acts within: None for all of them."""
+    """How a communication op moves rows (see `Route`), and the ranks that it acts within: None for all of them.
+
+    mode: "push": tiles run where the rows lie and write into the receiver's memory. "pull": they run where the rows go
+    and read the sender's.
+    """
 
     kind: RouteKind
     shift: int = 0
     team: Team | None = None
+    mode: DispatchMode = "push"
 
 
 class Route(BaseModel):

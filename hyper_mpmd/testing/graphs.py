@@ -18,7 +18,7 @@ from hyper_mpmd.scheduler.loads import check_loads
 from hyper_mpmd.scheduler.twin.layout import Layout, Tables
 from hyper_mpmd.tasks.graph import TaskGraph
 from hyper_mpmd.tasks.team import Team
-from hyper_mpmd.tasks.tensor import RouteKind, Tensor
+from hyper_mpmd.tasks.tensor import DispatchMode, RouteKind, Tensor
 from hyper_mpmd.testing.sample_ops import GroupedOuter, Halves, Interleave, ScaleInPlace, Transpose
 
 Loads = dict[str, list[list[int]]]
@@ -112,7 +112,11 @@ class _Builder:
         if space.route is not None and space.route.kind == "scatter":
             kinds.extend(["return"] * 3)
         kind = self.draw(st.sampled_from(kinds))
-        op = ops.Put(to=kind, shift=self.draw(st.integers(0, 5)), team=None if kind == "return" else team)
+        makers = [node.op for node in self.graph.nodes if x.name in node.outputs]
+        pulls = makers and makers[0].routing() is None  # neither an input nor what a put received
+        modes: list[DispatchMode] = ["push", "pull", "pull"] if pulls else ["push"]
+        mode = self.draw(st.sampled_from(modes))
+        op = ops.Put(to=kind, shift=self.draw(st.integers(0, 5)), team=None if kind == "return" else team, mode=mode)
         self.take(self.graph.comm(self.name("put"), op, x))
 
     def scale_in_place(self) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from hyper_mpmd import ops
 from hyper_mpmd.modules.moe_ffn import moe_ffn
+from hyper_mpmd.modules.tensor_parallel import token_parts
 from hyper_mpmd.scheduler import records as R
 from hyper_mpmd.scheduler.compile import compile
 from hyper_mpmd.scheduler.device import Device
@@ -60,15 +61,19 @@ def compiled_worlds(draw: st.DrawFn, most_ranks: int = 3, most_tasks: int = 24) 
 
 
 def moe_world(seed: int) -> tuple[Plan, ...]:
-    """A Mixture-of-Experts feed-forward over 1 to 3 ranks, skewed loads, O0 or O1; the same for the same seed.
+    """A Mixture-of-Experts feed-forward over 1 to 4 ranks, skewed loads, O0 or O1; the same for the same seed.
 
-    Sound, with a few dozen tasks: more than can be explored state by state.
+    Experts are shared out over ranks, cut over teams of two, or both. Sound, with a few dozen tasks.
     """
     chance = random.Random(seed)
-    ranks, experts = chance.choice(((1, 2), (2, 2), (2, 4), (3, 3)))
-    graph = moe_ffn(16, 16, experts, 1, ranks=ranks, keep=chance.random() < 0.3)
-    routed = [[chance.choice((0, 1, 3, 9, 40)) for _ in range(experts)] for _ in range(ranks)]
-    loads = {"batch": [[sum(counts)] for counts in routed], "routed": routed}
+    ranks, tp, experts = chance.choice(((1, 1, 2), (2, 1, 2), (2, 1, 4), (3, 1, 3), (2, 2, 2), (4, 2, 2)))
+    graph = moe_ffn(16, 16, experts, 1, ranks=ranks, tp=tp, keep=chance.random() < 0.3)
+    teams = [[chance.choice((0, 1, 3, 9, 40)) for _ in range(experts)] for _ in range(ranks // tp)]
+    routed = [teams[rank // tp] for rank in range(ranks)]
+    batch = [token_parts(sum(counts), tp) for counts in routed]
+    loads = {"batch": batch, "routed": routed}
+    if tp > 1:
+        loads["part"] = [[batch[rank][rank % tp]] for rank in range(ranks)]
     plans = compile(graph, loads, world=ranks, device=TINY, policy=chance.choice(("O0", "O1"))).plans
     return tuple(plans)
 

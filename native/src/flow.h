@@ -10,14 +10,19 @@
 
 namespace hyper_mpmd::planner {
 
-// When puts of other ranks may be expected: as far along as this rank is with its own puts of the same op.
+// When events of other ranks may be expected: as far along as this rank is with its own tasks of the same op.
 class Arrivals {
  public:
   Arrivals(const ProgramView& program, const Device& device)
-      : program_(program), device_(device), ends_(program.ops.size()) {}
+      : program_(program), device_(device), named_(program.ops.size(), false), ends_(program.ops.size()) {
+    for (size_t e = static_cast<size_t>(program.local_events); e < program.events.size(); ++e) {
+      if (program.events[e].op != kNone) named_[program.events[e].op] = true;
+    }
+  }
 
-  // Take the ends of this rank's own puts of an op, in order of their numbers.
+  // Take the ends of this rank's own tasks of an op, in order of their numbers.
   void add(uint32_t op, int64_t end) {
+    if (!named_[op]) return;
     auto& ends = ends_[op];
     ends.push_back(ends.empty() ? end : std::max(ends.back(), end));
   }
@@ -32,6 +37,7 @@ class Arrivals {
  private:
   const ProgramView& program_;
   const Device& device_;
+  std::vector<bool> named_;  // [op] whether events of other ranks are of it
   std::vector<std::vector<int64_t>> ends_;
 };
 

@@ -1,4 +1,4 @@
-// Puts and where they land.
+// Puts and where they land, pulls and what they wait for.
 #include <algorithm>
 
 #include "hyper_mpmd/planner.h"
@@ -7,7 +7,7 @@
 namespace hyper_mpmd::planner {
 
 Landings::Landings(const Descriptor& descriptor, const Layout& layout, std::span<const TileSize> tiles)
-    : descriptor_(descriptor), layout_(layout) {
+    : descriptor_(descriptor), layout_(layout), tiles_(tiles) {
   bool any = false;
   for (const OpRow& op : descriptor.ops) any |= descriptor.is_routed(op);
   bool puts = false;
@@ -30,6 +30,9 @@ Landings::Landings(const Descriptor& descriptor, const Layout& layout, std::span
         landing.cuts.push_back({height, received[rank]});
         if (size) received[rank] += (size + height - 1) / height;
       }
+    }
+    if (op.pull) {
+      for (int64_t& words : received) landing.taken.push_back(words++);
     }
     landing.counts.assign(static_cast<size_t>(ranks * ranks), 0);
     for (int64_t source = 0; source < ranks; ++source) {
@@ -79,22 +82,35 @@ void Landings::put_tiles(size_t index, int64_t source, int64_t peer, Visit&& vis
   });
 }
 
-int64_t Landings::count(size_t op, int64_t source) const {
+int64_t Landings::count(size_t op, int64_t rank) const {
+  const int64_t ranks = descriptor_.ranks;
+  const bool pull = descriptor_.ops[op].pull;
   int64_t sum = 0;
-  for (int64_t peer = 0; peer < descriptor_.ranks; ++peer) {
-    sum += landings_[op].counts[source * descriptor_.ranks + peer];
+  for (int64_t peer = 0; peer < ranks; ++peer) {
+    sum += landings_[op].counts[pull ? peer * ranks + rank : rank * ranks + peer];
   }
   return sum;
 }
 
-std::vector<PutTile> Landings::puts(size_t op, int64_t source) const {
+std::vector<PutTile> Landings::travels(size_t op, int64_t source, int64_t peer) const {
+  std::vector<PutTile> found;
+  put_tiles(op, source, peer, [&](const PutTile& put) { found.push_back(put); });
+  return found;
+}
+
+std::vector<PutTile> Landings::tiles(size_t op, int64_t rank) const {
   const int64_t ranks = descriptor_.ranks;
+  const bool pull = descriptor_.ops[op].pull;
   std::vector<PutTile> all;
-  all.reserve(static_cast<size_t>(count(op, source)));
+  all.reserve(static_cast<size_t>(count(op, rank)));
   std::vector<std::pair<size_t, size_t>> open;  // [next, end) in `all`, by distance of the peer
   for (int64_t distance = 0; distance < ranks; ++distance) {
-    size_t begin = all.size();
-    put_tiles(op, source, (source + distance) % ranks, [&](const PutTile& put) { all.push_back(put); });
+    const size_t begin = all.size();
+    const int64_t peer = (rank + distance) % ranks;
+    put_tiles(op, pull ? peer : rank, pull ? rank : peer, [&](const PutTile& put) {
+      all.push_back(put);
+      all.back().peer = peer;
+    });
     if (all.size() > begin) open.emplace_back(begin, all.size());
   }
   if (open.size() < 2) return all;
@@ -107,7 +123,78 @@ std::vector<PutTile> Landings::puts(size_t op, int64_t source) const {
   return turns;
 }
 
-std::vector<Ghost> Landings::ghosts(size_t index, int64_t rank) const {
+std::vector<Landings::Made> Landings::made(size_t writer, int64_t storage, int64_t rank) const {
+  const OpRow& op = descriptor_.ops[writer];
+  bool by_row = false;
+  for (const OperandRow& box : descriptor_.boxes(op)) {
+    if (box.write && descriptor_.tensors[box.tensor].storage == storage) by_row = box.rows_axis == kRows;
+  }
+  const int64_t width = even_cut(op.cols_value, tiles_[writer].cols, kColUnit);
+  const int64_t across = (op.cols_value + width - 1) / width;
+  std::vector<Made> found;
+  int64_t number = 0;
+  for (const Slab& slab : slabs(layout_, op, rank)) {
+    const int64_t height = even_cut(slab.rows, tiles_[writer].rows, kRowUnit);
+    for (int64_t row = 0; row < slab.rows; row += height, number += across) {
+      found.push_back({slab.begin + row, slab.begin + std::min(row + height, slab.rows), number, across});
+    }
+  }
+  if (by_row || found.empty()) return found;
+  return {{0, layout_.tensor_rows(descriptor_.tensors[storage], rank), 0, number}};
+}
+
+std::vector<Ghost> Landings::ghosts(size_t op, int64_t rank) const {
+  return descriptor_.ops[op].pull ? pulled(op, rank) : landed(op, rank);
+}
+
+std::vector<Ghost> Landings::pulled(size_t index, int64_t rank) const {
+  const int64_t ranks = descriptor_.ranks;
+  const auto boxes = descriptor_.boxes(descriptor_.ops[index]);
+  const int64_t sent = boxes[0].tensor, received = boxes[1].tensor, storage = descriptor_.tensors[sent].storage;
+  size_t writer = index;
+  const auto writes = [&](const OperandRow& box) {
+    return box.write && descriptor_.tensors[box.tensor].storage == storage;
+  };
+  do {
+    if (writer-- == 0) throw BadProgram("task '" + descriptor_.op_names[index] + "' pulls what no task writes");
+  } while (std::ranges::none_of(descriptor_.boxes(descriptor_.ops[writer]), writes));
+  std::vector<Ghost> found;
+  for (int64_t source = 0; source < ranks; ++source) {
+    if (source == rank || !landings_[index].counts[source * ranks + rank]) continue;
+    const std::vector<Made> rows = made(writer, storage, source);
+    put_tiles(index, source, rank, [&](const PutTile& tile) {
+      const auto after = [](int64_t row, const Made& m) { return row < m.end; };
+      int64_t threshold = 0, last = 0;
+      for (auto m = std::upper_bound(rows.begin(), rows.end(), tile.source_row, after);
+           m != rows.end() && m->begin < tile.source_row + tile.rows; ++m) {
+        threshold += m->count;
+        last = m->first + m->count - 1;
+      }
+      found.push_back({static_cast<uint32_t>(writer), static_cast<uint32_t>(source), static_cast<uint32_t>(last),
+                       static_cast<uint32_t>(received), static_cast<uint32_t>(tile.target_row),
+                       static_cast<uint32_t>(tile.rows), static_cast<uint32_t>(descriptor_.tensors[received].cols),
+                       tile.slot, static_cast<uint32_t>(threshold)});
+    });
+  }
+  for (int64_t reader = 0; reader < ranks; ++reader) {
+    const uint32_t count = landings_[index].counts[rank * ranks + reader];
+    if (reader == rank || !count) continue;
+    found.push_back({static_cast<uint32_t>(index), static_cast<uint32_t>(reader), count - 1,
+                     static_cast<uint32_t>(sent), 0,
+                     static_cast<uint32_t>(layout_.tensor_rows(descriptor_.tensors[sent], rank)),
+                     static_cast<uint32_t>(descriptor_.tensors[sent].cols),
+                     static_cast<uint32_t>(taken_slot(index, reader, rank)), count});
+  }
+  for (const Ghost& ghost : found) {
+    if (ghost.threshold > kMaxThreshold) {
+      throw PlanLimit(std::to_string(ghost.threshold) + " tasks would signal one event; the limit is " +
+                      std::to_string(kMaxThreshold));
+    }
+  }
+  return found;
+}
+
+std::vector<Ghost> Landings::landed(size_t index, int64_t rank) const {
   const int64_t ranks = descriptor_.ranks;
   const int64_t tensor = descriptor_.boxes(descriptor_.ops[index])[1].tensor;
   std::vector<Ghost> found;
@@ -137,7 +224,7 @@ std::vector<Ghost> Landings::ghosts(size_t index, int64_t rank) const {
       found.push_back({static_cast<uint32_t>(index), static_cast<uint32_t>(source), static_cast<uint32_t>(order),
                        static_cast<uint32_t>(tensor), static_cast<uint32_t>(put.target_row),
                        static_cast<uint32_t>(put.rows), static_cast<uint32_t>(descriptor_.tensors[tensor].cols),
-                       put.slot});
+                       put.slot, 1});
     });
   }
   return found;

@@ -11,7 +11,7 @@ namespace hyper_mpmd::planner {
 
 namespace {
 
-// While lowering, a wait for a put of another rank, or for a credit, carries its own number in `event` and one of
+// While lowering, a wait for an event of another rank, or for a credit, carries its own number in `event` and one of
 // these.
 constexpr uint32_t kGhostMark = 0xffffffffu, kCreditMark = 0xfffffffeu, kLocalMark = 0;
 
@@ -19,7 +19,8 @@ constexpr uint32_t kGhostMark = 0xffffffffu, kCreditMark = 0xfffffffeu, kLocalMa
 struct History {
   uint32_t serial = 0;  // events are shared between tasks that wait for the same tasks, within one history
   BoxIndex writers, readers;
-  BoxIndex ghosts;  // its "tasks" are indices into all ghosts
+  BoxIndex ghosts;  // rows that other ranks put there; its "tasks" are indices into all ghosts
+  BoxIndex takers;  // rows that other ranks pull from there, likewise
 };
 
 // One storage that the tasks of an op touch: which of the op's boxes, and which cuts move them.
@@ -52,7 +53,8 @@ class Lowering {
   void count_tasks();
   void collect_ghosts();
   void grid(size_t index);
-  void puts(size_t index);
+  void travels(size_t index);
+  void tell_readers(size_t index);
   std::vector<Touch> touches(const OpRow& op) const;
   TaskRecord& add_task(size_t op, int64_t group, int64_t peer, int64_t cost);
   void add_access(const OperandRow& box, int64_t rank, const Box& where);
@@ -77,7 +79,7 @@ class Lowering {
   ListTable hits_;       // combinations of indexed boxes already looked up, where boxes stand for many readers
   std::vector<uint32_t> event_of_hits_;
   std::vector<Ghost> ghosts_;  // in order of their slots
-  std::vector<std::pair<uint32_t, SignalRecord>> put_signals_;
+  std::vector<std::pair<uint32_t, SignalRecord>> peer_signals_;
   std::vector<uint32_t> scratch_tasks_, scratch_hits_;
 };
 
@@ -90,7 +92,7 @@ Program Lowering::run() {
   for (size_t index = 0; index < d_.ops.size(); ++index) {
     const size_t first = out_.tasks.size();
     if (d_.ops[index].route != kNoRoute) {
-      puts(index);
+      travels(index);
     } else {
       grid(index);
     }
@@ -255,37 +257,73 @@ void Lowering::grid(size_t index) {
   }
 }
 
-void Lowering::puts(size_t index) {
+// The tasks of a communication op. A put runs where the rows lie and a pull where they go, so one of the two boxes may
+// be a peer's: its own plan sees to the rest of what touches that memory.
+void Lowering::travels(size_t index) {
   const OpRow& op = d_.ops[index];
   const CostModel model(d_, device_, index);
   auto boxes = d_.boxes(op);
   std::vector<Touch> touched = touches(op);
   uint32_t number = 0;
   std::vector<WaitRecord> found;
-  for (const PutTile& put : landings_.puts(index, rank_)) {
-    TaskRecord& task = add_task(index, put.group, put.peer, model.tile(put.rows, 1, 1));
+  for (const PutTile& tile : landings_.tiles(index, rank_)) {
+    TaskRecord& task = add_task(index, tile.group, tile.peer, model.tile(tile.rows, 1, 1));
     task.number = number++;
     task.access_count = 2;
-    const auto rows = static_cast<uint32_t>(put.rows);
+    const auto rows = static_cast<uint32_t>(tile.rows);
     const auto cols = static_cast<uint32_t>(d_.tensors[boxes[0].tensor].cols);
-    add_access(boxes[0], rank_, {static_cast<uint32_t>(put.source_row), rows, 0, cols});
-    add_access(boxes[1], put.peer, {static_cast<uint32_t>(put.target_row), rows, 0, cols});
+    add_access(boxes[0], op.pull ? tile.peer : rank_, {static_cast<uint32_t>(tile.source_row), rows, 0, cols});
+    add_access(boxes[1], op.pull ? rank_ : tile.peer, {static_cast<uint32_t>(tile.target_row), rows, 0, cols});
+    const bool remote = tile.peer != rank_;
     for (const Touch& touch : touched) {
-      if (put.peer != rank_ && touch.written) continue;  // the peer's memory: its credit and its own plan see to that
+      if (remote && touch.written != (op.pull != 0)) continue;
       found.clear();
       wait(touch, &out_.accesses[task.access_begin], found);
       out_.waits.insert(out_.waits.end(), found.begin(), found.end());
     }
-    if (put.peer != rank_) {
-      const auto peer = static_cast<uint32_t>(put.peer);
-      out_.waits.push_back({peer, kCreditMark});
-      put_signals_.emplace_back(static_cast<uint32_t>(out_.tasks.size() - 1), SignalRecord{peer, put.slot});
+    if (remote) {
+      const auto peer = static_cast<uint32_t>(tile.peer);
+      uint32_t slot = tile.slot;
+      if (op.pull) {
+        const auto ready = std::ranges::lower_bound(ghosts_, tile.slot, {}, &Ghost::slot);
+        out_.waits.push_back({static_cast<uint32_t>(ready - ghosts_.begin()), kGhostMark});
+        slot = static_cast<uint32_t>(landings_.taken_slot(index, rank_, tile.peer));
+      } else {
+        out_.waits.push_back({peer, kCreditMark});
+      }
+      peer_signals_.emplace_back(static_cast<uint32_t>(out_.tasks.size() - 1), SignalRecord{peer, slot});
     }
     task.wait_count = static_cast<uint32_t>(out_.waits.size() - task.wait_begin);
   }
+  if (op.pull) tell_readers(index);
 }
 
-// What a task that touches these boxes must wait for: one local event at most, and the puts that land there.
+// The tasks that made the rows which peers pull signal each row tile there. Their memory is free again before this
+// launch has ended here: each reader signals what it has taken.
+void Lowering::tell_readers(size_t index) {
+  const TensorRow& sent = d_.tensors[d_.boxes(d_.ops[index])[0].tensor];
+  BoxIndex& writers = histories_[sent.storage].writers;
+  for (int64_t reader = 0; reader < d_.ranks; ++reader) {
+    if (reader == rank_) continue;
+    for (const PutTile& tile : landings_.travels(index, rank_, reader)) {
+      scratch_tasks_.clear();
+      const Box rows{static_cast<uint32_t>(tile.source_row), static_cast<uint32_t>(tile.rows), 0,
+                     static_cast<uint32_t>(sent.cols)};
+      writers.overlapping(rows, [&](uint32_t entry) {
+        auto tasks = writers.tasks(entry);
+        scratch_tasks_.insert(scratch_tasks_.end(), tasks.begin(), tasks.end());
+      });
+      std::ranges::sort(scratch_tasks_);
+      scratch_tasks_.erase(std::unique(scratch_tasks_.begin(), scratch_tasks_.end()), scratch_tasks_.end());
+      for (uint32_t task : scratch_tasks_) {
+        peer_signals_.emplace_back(task, SignalRecord{static_cast<uint32_t>(reader), tile.slot});
+      }
+    }
+  }
+}
+
+// What a task that touches these boxes must wait for: one local event at most, the puts that land there, and if it
+// writes, the peers that pull from there.
 void Lowering::wait(const Touch& touch, const AccessRecord* accesses, std::vector<WaitRecord>& found) {
   History& history = histories_[touch.storage];
   auto box_of = [&](size_t b) { return Box{accesses[b].row, accesses[b].rows, accesses[b].col, accesses[b].cols}; };
@@ -343,11 +381,15 @@ void Lowering::wait(const Touch& touch, const AccessRecord* accesses, std::vecto
     found.push_back({event, kLocalMark});
   }
   const size_t first_ghost = found.size();
-  for (size_t b : touch.boxes) {
-    history.ghosts.overlapping(box_of(b), [&](uint32_t entry) {
-      for (uint32_t ghost : history.ghosts.tasks(entry)) found.push_back({ghost, kGhostMark});
-    });
-  }
+  auto gather_ghosts = [&](BoxIndex& index) {
+    for (size_t b : touch.boxes) {
+      index.overlapping(box_of(b), [&](uint32_t entry) {
+        for (uint32_t ghost : index.tasks(entry)) found.push_back({ghost, kGhostMark});
+      });
+    }
+  };
+  gather_ghosts(history.ghosts);
+  if (touch.written) gather_ghosts(history.takers);
   auto by_number = [](const WaitRecord& a, const WaitRecord& b) { return a.event < b.event; };
   std::sort(found.begin() + static_cast<ptrdiff_t>(first_ghost), found.end(), by_number);
   found.erase(std::unique(found.begin() + static_cast<ptrdiff_t>(first_ghost), found.end(),
@@ -364,14 +406,15 @@ void Lowering::enter(size_t index, size_t first) {
     const int64_t storage = d_.tensors[box.tensor].storage;
     if (!box.write || std::ranges::find(written, storage) != written.end()) continue;
     written.push_back(storage);
-    histories_[storage] = History{++serials_, {}, {}, {}};
+    histories_[storage] = History{++serials_, {}, {}, {}, {}};
     if (last_use_[storage] > index) histories_[storage].writers.reserve(out_.tasks.size() - first);
   }
   if (d_.is_routed(op)) {
-    History& history = histories_[d_.tensors[boxes[1].tensor].storage];
+    History& history = histories_[d_.tensors[boxes[op.pull ? 0 : 1].tensor].storage];
+    BoxIndex& ghosts = op.pull ? history.takers : history.ghosts;
     for (size_t g = 0; g < ghosts_.size(); ++g) {
       if (ghosts_[g].op == index) {
-        history.ghosts.add({ghosts_[g].row, ghosts_[g].rows, 0, ghosts_[g].cols}, static_cast<uint32_t>(g));
+        ghosts.add({ghosts_[g].row, ghosts_[g].rows, 0, ghosts_[g].cols}, static_cast<uint32_t>(g));
       }
     }
   }
@@ -399,7 +442,7 @@ void Lowering::close_events() {
     }
   }
   for (const Ghost& g : ghosts_) {
-    out_.events.push_back({1, g.source, g.slot, g.op, g.order, g.tensor, g.row, g.rows, 0, g.cols});
+    out_.events.push_back({g.threshold, g.source, g.slot, g.op, g.order, g.tensor, g.row, g.rows, 0, g.cols});
   }
   const auto credits = static_cast<uint32_t>(out_.events.size());
   const auto me = static_cast<uint32_t>(rank_);
@@ -412,7 +455,7 @@ void Lowering::close_events() {
   }
   for (WaitRecord& wait : out_.waits) {
     if (wait.threshold == kGhostMark) {
-      wait = {local + wait.event, 1};
+      wait = {local + wait.event, ghosts_[wait.event].threshold};
     } else if (wait.threshold == kCreditMark) {
       // A credit is due from the launch before: nothing is added to this launch's base.
       wait = {credits + wait.event - (wait.event > me), 0};
@@ -422,9 +465,9 @@ void Lowering::close_events() {
   }
 }
 
-// Each task's signals: its local events in order, then a put's signal to its peer.
+// Each task's signals: its local events in order, then those to peers.
 void Lowering::signals() {
-  const size_t total = producers_.item_count() + put_signals_.size();
+  const size_t total = producers_.item_count() + peer_signals_.size();
   if (total > kMaxIndex) {
     throw PlanLimit("rank " + std::to_string(rank_) + " has " + std::to_string(total) + " signals; the limit is " +
                     std::to_string(kMaxIndex));
@@ -432,7 +475,7 @@ void Lowering::signals() {
   for (size_t event = 0; event < producers_.size(); ++event) {
     for (uint32_t task : producers_[event]) ++out_.tasks[task].signal_count;
   }
-  for (const auto& [task, signal] : put_signals_) ++out_.tasks[task].signal_count;
+  for (const auto& [task, signal] : peer_signals_) ++out_.tasks[task].signal_count;
   uint32_t begin = 0;
   for (TaskRecord& task : out_.tasks) {
     task.signal_begin = begin;
@@ -447,7 +490,7 @@ void Lowering::signals() {
       out_.signals[task.signal_begin + task.signal_count++] = {me, static_cast<uint32_t>(event)};
     }
   }
-  for (const auto& [number, signal] : put_signals_) {
+  for (const auto& [number, signal] : peer_signals_) {
     TaskRecord& task = out_.tasks[number];
     out_.signals[task.signal_begin + task.signal_count++] = signal;
   }

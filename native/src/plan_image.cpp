@@ -71,35 +71,35 @@ std::string tensor_fault(const PlanView& image) {
 
 std::string task_fault(const PlanView& image, size_t number) {
   const TaskRecord& task = image.tasks[number];
-  const std::string name = at("task", number);
-  if (task.op >= image.ops.size()) return name + ": no such op";
-  if (task.launch >= image.launches.size()) return name + ": no such launch";
-  if (task.peer >= image.ranks) return name + ": no such peer";
-  if (!inside(task.access_begin, task.access_count, image.accesses.size())) return name + ": boxes past the end";
-  if (!inside(task.wait_begin, task.wait_count, image.waits.size())) return name + ": waits past the end";
-  if (!inside(task.signal_begin, task.signal_count, image.signals.size())) return name + ": signals past the end";
+  const auto name = [&] { return at("task", number); };
+  if (task.op >= image.ops.size()) return name() + ": no such op";
+  if (task.launch >= image.launches.size()) return name() + ": no such launch";
+  if (task.peer >= image.ranks) return name() + ": no such peer";
+  if (!inside(task.access_begin, task.access_count, image.accesses.size())) return name() + ": boxes past the end";
+  if (!inside(task.wait_begin, task.wait_count, image.waits.size())) return name() + ": waits past the end";
+  if (!inside(task.signal_begin, task.signal_count, image.signals.size())) return name() + ": signals past the end";
   const OpRecord& op = image.ops[task.op];
   const Shape shape = kShapes[op.kernel];
   if (op.read_count > task.access_count ||
       (shape.reads != kNone && (op.read_count != shape.reads || task.access_count != shape.reads + shape.writes))) {
-    return name + ": " + std::to_string(task.access_count) + " boxes do not fit its kernel";
+    return name() + ": " + std::to_string(task.access_count) + " boxes do not fit its kernel";
   }
   for (uint32_t i = 0; i < task.access_count; ++i) {
     const AccessRecord& box = image.accesses[task.access_begin + i];
-    if (box.tensor >= image.tensors.size()) return name + ": no such tensor";
-    if (box.rank >= image.ranks) return name + ": no such rank";
+    if (box.tensor >= image.tensors.size()) return name() + ": no such tensor";
+    if (box.rank >= image.ranks) return name() + ": no such rank";
     const TensorRecord& tensor = image.tensors[box.tensor];
     const bool written = i >= op.read_count;
     if (box.rank != image.rank) {
-      if (!written || tensor.role != static_cast<uint32_t>(Role::kSymmetric)) {
-        return name + ": only symmetric tensors of a peer can be written, and none read";
+      if (tensor.role != static_cast<uint32_t>(Role::kSymmetric)) {
+        return name() + ": only symmetric tensors of a peer can be read or written";
       }
-      if (!inside(box.row, box.rows, tensor.most_rows)) return name + ": rows outside the peer's tensor";
+      if (!inside(box.row, box.rows, tensor.most_rows)) return name() + ": rows outside the peer's tensor";
     } else if (!inside(box.row, box.rows, tensor.rows)) {
-      return name + ": rows outside the tensor";
+      return name() + ": rows outside the tensor";
     }
-    if (!inside(box.col, box.cols, tensor.cols)) return name + ": columns outside the tensor";
-    if (written && tensor.role == static_cast<uint32_t>(Role::kInput)) return name + ": writes an input";
+    if (!inside(box.col, box.cols, tensor.cols)) return name() + ": columns outside the tensor";
+    if (written && tensor.role == static_cast<uint32_t>(Role::kInput)) return name() + ": writes an input";
   }
   return {};
 }
@@ -330,7 +330,7 @@ std::string world_record_fault(std::span<const PlanView> plans) {
         for (uint32_t i = 0; i < task.access_count; ++i) {
           const AccessRecord& box = peer.accesses[task.access_begin + i];
           if (box.rank == r && !inside(box.row, box.rows, plan.tensors[box.tensor].rows)) {
-            return mine + "rank " + std::to_string(s) + " writes outside tensor " + std::to_string(box.tensor);
+            return mine + "rank " + std::to_string(s) + " reaches outside tensor " + std::to_string(box.tensor);
           }
         }
       }

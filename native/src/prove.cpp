@@ -4,104 +4,12 @@
 #include "hyper_mpmd/prove.h"
 
 #include <algorithm>
-#include <deque>
-#include <unordered_map>
 
-#include "prove_order.h"
+#include "prove_run.h"
 
 namespace hyper_mpmd {
 
 namespace prove {
-
-namespace {
-
-class Proof {
- public:
-  Proof(std::span<const PlanView> plans, Verdict& verdict)
-      : scene_(plans),
-        verdict_(verdict),
-        several_(scene_.world && plans.size() > 1),
-        width_((scene_.chains.size() + (several_ ? plans.size() : 0) + 7) / 8 * 8) {}
-
-  void run();
-
- private:
-  // Positions on each chain up to which all has ended; behind them, with several ranks, a 1 for each rank whose launch
-  // before this one has ended.
-  using Tick = int32_t;
-  struct Launch {
-    uint32_t left = 0;    // tasks to come
-    uint32_t closed = 0;  // launches before it that have not ended
-    uint32_t clock = kNone;
-    uint32_t standing = kNone;  // the first chain that waits for it
-    std::vector<uint32_t> after;
-  };
-  // A task that touches memory which peers write, and the ranks whose earlier launch had ended when it started.
-  struct Touch {
-    uint32_t chain, position;
-    size_t ended;  // index of its words in ended_
-  };
-
-  bool map_memory();
-  void advance(uint32_t chain);
-  bool may_start(uint32_t chain, const TaskRecord& task);
-  void join_waits(uint32_t chain, const TaskRecord& task);
-  void join_some(uint32_t chain, const TaskRecord& task, const WaitRecord& wait, uint32_t threshold);
-  void touch(uint32_t chain, const TaskRecord& task);
-  void finish(uint32_t chain, const TaskRecord& task);
-  void end_of_launch(const PlanView& plan, uint32_t launch);
-  bool between_launches();
-  bool host_reads();
-  bool ordered_across(Place first, const Touch& second) const;
-
-  Tick* clock(uint32_t chain) { return clocks_.data() + chain * width_; }
-  Tick* stored(uint32_t index) { return store_.data() + index * width_; }
-  uint32_t take_clock();
-  void join(Tick* into, const Tick* from) const {
-    for (size_t i = 0; i < width_; ++i) into[i] = std::max(into[i], from[i]);
-  }
-  void wake(uint32_t& first) {
-    for (uint32_t c = first; c != kNone; c = link_[c]) ready_.push_back(c);
-    first = kNone;
-  }
-  template <class Visit>
-  bool each_rect(const PlanView& plan, const TaskRecord& task, Visit&& visit) const;
-  void race(const Touch& second, Place first, const AccessRecord& box, bool written, const Rect& rect, bool next);
-
-  Scene scene_;
-  Verdict& verdict_;
-  const bool several_;
-  const size_t width_;
-  std::vector<EventState> events_;
-  std::vector<std::vector<Launch>> launches_;
-  std::vector<MemoryMap> maps_;
-  std::vector<Memory> memories_;
-  std::vector<Tick> clocks_, store_;
-  std::vector<uint32_t> free_, next_, link_, joined_;
-  std::deque<uint32_t> ready_;
-  std::deque<uint32_t> patient_;  // chains whose next task could start before all signals of an event that it waits for
-  uint32_t allowed_ = kNone;      // the one of them that starts now
-  std::unordered_map<uint64_t, std::vector<std::vector<Tick>>> some_;  // event: what each of its signals has seen
-  std::vector<std::vector<Touch>> touches_;                            // [memory that peers write]
-  std::vector<uint64_t> ended_;
-  size_t words_ = 0;                     // of 64 ranks, for each touch
-  std::vector<std::vector<Tick>> ends_;  // [rank] its clock at the end of the launch
-};
-
-// Call visit(memory, box, written, rect) for each piece of memory that the task touches and anybody writes.
-template <class Visit>
-bool Proof::each_rect(const PlanView& plan, const TaskRecord& task, Visit&& visit) const {
-  const uint32_t reads = plan.ops[task.op].read_count;
-  for (uint32_t i = 0; i < task.access_count; ++i) {
-    const AccessRecord& box = plan.accesses[task.access_begin + i];
-    if (!scene_.has(box.rank)) continue;
-    const MemoryMap& map = maps_[scene_.index(box.rank)];
-    const uint32_t memory = map.of(box.tensor);
-    if (memory == kNone) continue;
-    if (!map.rects(box, [&](const Rect& rect) { return visit(memory, box, i >= reads, rect); })) return false;
-  }
-  return true;
-}
 
 bool Proof::map_memory() {
   uint32_t count = 0;
@@ -137,6 +45,25 @@ uint32_t Proof::take_clock() {
   const uint32_t index = free_.back();
   free_.pop_back();
   return index;
+}
+
+void Proof::join(Tick* __restrict into, const Tick* __restrict from) {
+  for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
+    const Tick theirs = from[editions_ + rank];
+    Tick& mine = into[editions_ + rank];
+    if (theirs == 0 || theirs == mine) continue;
+    // Without branches, so that a compiler takes several at once: the highest bit of a difference says which is less.
+    const size_t begin = scene_.rank_begin[rank], end = scene_.rank_begin[rank + 1];
+    Tick more = 0, less = 0;
+    for (size_t i = begin; i < end; ++i) {
+      const Tick a = into[i], b = from[i];
+      more |= a - b;
+      less |= b - a;
+      into[i] = std::max(a, b);
+    }
+    if (more < 0) mine = less < 0 ? fresh_edition() : theirs;
+  }
+  for (size_t i = scene_.chains.size(); i < editions_; ++i) into[i] = std::max(into[i], from[i]);
 }
 
 bool Proof::may_start(uint32_t chain, const TaskRecord& task) {
@@ -225,11 +152,12 @@ void Proof::join_some(uint32_t chain, const TaskRecord& task, const WaitRecord& 
   if (unknown >= wait.threshold || unknown + seen.size() < wait.threshold) return;
   const auto place = static_cast<ptrdiff_t>(wait.threshold - unknown - 1);
   std::vector<Tick> ticks(seen.size());
-  for (size_t i = 0; i < width_; ++i) {
+  for (size_t i = 0; i < editions_; ++i) {
     for (size_t s = 0; s < seen.size(); ++s) ticks[s] = seen[s][i];
     std::nth_element(ticks.begin(), ticks.begin() + place, ticks.end());
     clock(chain)[i] = std::max(clock(chain)[i], ticks[static_cast<size_t>(place)]);
   }
+  for (size_t other = 0; other < scene_.plans.size(); ++other) clock(chain)[editions_ + other] = fresh_edition();
 }
 
 void Proof::race(const Touch& second, Place first, const AccessRecord& box, bool written, const Rect& rect, bool next) {
@@ -303,6 +231,7 @@ void Proof::finish(uint32_t chain, const TaskRecord& task) {
   const PlanView& plan = scene_.plan(rank);
   Tick* now = clock(chain);
   now[chain] = static_cast<Tick>(next_[chain] - begin + 1);
+  now[editions_ + scene_.index(rank)] = fresh_edition();
   for (const SignalRecord& signal : plan.signals_of(task)) {
     if (!scene_.has(signal.rank)) continue;
     const uint32_t number = signal.rank == rank ? signal.event : scene_.event_of_word(signal.rank, signal.event);
@@ -355,124 +284,6 @@ void Proof::advance(uint32_t chain) {
     finish(chain, task);
     ++next_[chain];
   }
-}
-
-// Whether the task at `first` in launch n has ended before `second` starts in launch n + 1: some rank's launch n ended
-// in between.
-bool Proof::ordered_across(Place first, const Touch& second) const {
-  for (size_t rank = 0; rank < scene_.plans.size(); ++rank) {
-    const bool ended = ended_[second.ended + rank / 64] >> rank % 64 & 1;
-    if (ended && static_cast<uint32_t>(ends_[rank][first.chain]) >= first.position) return true;
-  }
-  return false;
-}
-
-// Launch n + 1 against launch n. A rank's own tasks are in order; what is left is memory that peers write.
-bool Proof::between_launches() {
-  for (size_t number = 0; number < memories_.size(); ++number) {
-    const auto& touches = touches_[number];
-    struct Piece {
-      const Touch* touch;
-      const AccessRecord* box;
-      Rect rect;
-      bool written;
-    };
-    const auto pieces_of = [&](const Touch& touch, std::vector<Piece>& into) {
-      const PlanView& plan = scene_.plan(scene_.chains[touch.chain].rank);
-      const TaskRecord& task = plan.tasks[scene_.task_at({touch.chain, touch.position})];
-      each_rect(plan, task, [&](uint32_t memory, const AccessRecord& box, bool written, const Rect& rect) {
-        if (memory == number) into.push_back({&touch, &box, rect, written});
-        return true;
-      });
-    };
-    // Puts that wait for the owner's credit, and end before the owner does, are in order with all that the owner does.
-    std::vector<Piece> puts, loose, all;
-    for (const Touch& touch : touches) {
-      std::vector<Piece> found;
-      pieces_of(touch, found);
-      for (const Piece& piece : found) {
-        const uint32_t owner = piece.box->rank;
-        if (scene_.chains[touch.chain].rank == owner) continue;
-        puts.push_back(piece);
-        ++verdict_.pairs;
-        const bool after = ended_[touch.ended + owner / 64] >> owner % 64 & 1;
-        const bool before = static_cast<uint32_t>(ends_[owner][touch.chain]) >= touch.position;
-        if (!after || !before) loose.push_back(piece);
-      }
-    }
-    const auto check = [&](const Piece& first, const Piece& second) {
-      if (!first.rect.meets(second.rect) || !(first.written || second.written)) return true;
-      ++verdict_.pairs;
-      const Place place{first.touch->chain, first.touch->position};
-      if (ordered_across(place, *second.touch)) return true;
-      race(*second.touch, place, *second.box, second.written, second.rect, true);
-      return false;
-    };
-    const auto by_row = [](const Piece& a, const Piece& b) { return a.rect.row < b.rect.row; };
-    if (!loose.empty()) {
-      for (const Touch& touch : touches) pieces_of(touch, all);
-      std::sort(all.begin(), all.end(), by_row);
-      std::vector<uint64_t> reach;  // the furthest row of all pieces so far
-      for (const Piece& piece : all) reach.push_back(std::max(reach.empty() ? 0 : reach.back(), piece.rect.row_end));
-      for (const Piece& piece : loose) {
-        auto i = static_cast<size_t>(std::upper_bound(reach.begin(), reach.end(), piece.rect.row) - reach.begin());
-        for (; i < all.size() && all[i].rect.row < piece.rect.row_end; ++i) {
-          if (!check(piece, all[i]) || !check(all[i], piece)) return false;
-        }
-      }
-    }
-    // Puts of several ranks into the same rows.
-    std::sort(puts.begin(), puts.end(), by_row);
-    for (size_t i = 0; i < puts.size(); ++i) {
-      for (size_t j = i + 1; j < puts.size() && puts[j].rect.row < puts[i].rect.row_end; ++j) {
-        if (!check(puts[i], puts[j]) || !check(puts[j], puts[i])) return false;
-      }
-    }
-  }
-  return true;
-}
-
-// What peers put for the caller is there when the host reads it, and they put no more before it has.
-bool Proof::host_reads() {
-  for (const PlanView& owner : scene_.plans) {
-    const MemoryMap& map = maps_[owner.rank];
-    for (const uint32_t tensor : owner.outputs) {
-      const uint32_t memory = map.of(tensor);
-      if (memory == kNone) continue;
-      const auto rows = static_cast<uint32_t>(owner.tensors[tensor].rows);
-      const AccessRecord all{tensor, owner.rank, 0, rows, 0, static_cast<uint32_t>(owner.tensors[tensor].cols)};
-      for (const Touch& touch : touches_[memory]) {
-        const uint32_t rank = scene_.chains[touch.chain].rank;
-        if (rank == owner.rank) continue;
-        const bool before = static_cast<uint32_t>(ends_[owner.rank][touch.chain]) >= touch.position;
-        const bool after = ended_[touch.ended + owner.rank / 64] >> owner.rank % 64 & 1;
-        if (before && after) continue;
-        const PlanView& plan = scene_.plan(rank);
-        const uint32_t number = scene_.task_at({touch.chain, touch.position});
-        const auto apart = [&](uint32_t put, const AccessRecord& box, bool written, const Rect& rect) {
-          ++verdict_.pairs;
-          if (put != memory || !written) return true;
-          return map.rects(all, [&](const Rect& read) {
-            if (!read.meets(rect)) return true;
-            RaceFault& fault = verdict_.race;
-            verdict_.unsafe = Unsafe::kRace;
-            fault.first = {rank, number, box.tensor, true};
-            fault.second = {owner.rank, kNone, tensor, false};
-            fault.next_launch = before;
-            if (before) std::swap(fault.first, fault.second);
-            fault.memory_rank = owner.rank;
-            fault.row = box.row;
-            fault.rows = box.rows;
-            fault.col = box.col;
-            fault.cols = box.cols;
-            return false;
-          });
-        };
-        if (!each_rect(plan, plan.tasks[number], apart)) return false;
-      }
-    }
-  }
-  return true;
 }
 
 void Proof::run() {
@@ -536,8 +347,6 @@ void Proof::run() {
   }
   if (host_reads()) between_launches();
 }
-
-}  // namespace
 
 }  // namespace prove
 

@@ -191,9 +191,7 @@ void OpByOp::launch(uint32_t op) {
   const auto dependency_count = static_cast<uint32_t>(place_.dependencies.size() - dependency_begin);
   place_.launches.push_back(
       {op, static_cast<uint32_t>(tasks_of_[op].size()), dependency_begin, dependency_count, start, end});
-  if (p_.ops[op].route) {
-    for (uint32_t task : tasks_of_[op]) arrivals_.add(op, place_.end[task]);
-  }
+  for (uint32_t task : tasks_of_[op]) arrivals_.add(op, place_.end[task]);
 }
 
 Placement OpByOp::run() {

@@ -227,8 +227,7 @@ Placement ListScheduler::run() {
     uint32_t first_stuck = 0;
     for (uint32_t task : members) {
       if (unmet_[task] && !stuck++) first_stuck = task;
-      const uint32_t op = p_.tasks[task].op;
-      if (p_.ops[op].route) arrivals_.add(op, place_.end[task]);
+      arrivals_.add(p_.tasks[task].op, place_.end[task]);
     }
     if (stuck) {
       throw Cycle(std::to_string(stuck) + " task(s) at hop level " + std::to_string(level) +

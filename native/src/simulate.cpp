@@ -116,7 +116,7 @@ class Simulation {
   void end_of_launch(uint32_t launch, int64_t now);
   void transfer(uint32_t server, int64_t bytes, uint32_t task, int64_t now);
   uint32_t pair_server(uint32_t from, uint32_t to);
-  int64_t put(uint32_t rank, uint32_t task, const AccessRecord& box, int64_t now);
+  int64_t across(uint32_t rank, uint32_t task, const AccessRecord& box, bool written, int64_t now);
 
   std::span<const PlanView> plans_;
   std::span<const std::vector<uint64_t>> gathered_;
@@ -247,18 +247,20 @@ void Simulation::transfer(uint32_t server, int64_t bytes, uint32_t task, int64_t
   at.changed = true;
 }
 
-// The links and the peer's memory. Returns the nanoseconds that the links take with nobody else on them.
-int64_t Simulation::put(uint32_t rank, uint32_t task, const AccessRecord& box, int64_t now) {
+// A box of another rank, put there or pulled from there: the links and the peer's memory. Returns the nanoseconds that
+// the links take with nobody else on them.
+int64_t Simulation::across(uint32_t rank, uint32_t task, const AccessRecord& box, bool written, int64_t now) {
   const int64_t bytes = l2_[box.rank].bytes(box);
   if (options_.path) {
     const auto rate = static_cast<u128>(std::min(device_.link_bytes, device_.link_total_bytes));
     return static_cast<int64_t>((static_cast<u128>(bytes) * 1000 + rate - 1) / rate);
   }
-  transfer(3 * box.rank, l2_[box.rank].write(box), task, now);
-  transfer(3 * rank + 1, bytes, task, now);
-  transfer(3 * box.rank + 2, bytes, task, now);
+  const uint32_t from = written ? rank : box.rank, to = written ? box.rank : rank;
+  transfer(3 * box.rank, written ? l2_[box.rank].write(box) : l2_[box.rank].read(box), task, now);
+  transfer(3 * from + 1, bytes, task, now);
+  transfer(3 * to + 2, bytes, task, now);
   // Where one peer can have the whole port, the ports say it all.
-  if (device_.link_bytes < device_.link_total_bytes) transfer(pair_server(rank, box.rank), bytes, task, now);
+  if (device_.link_bytes < device_.link_total_bytes) transfer(pair_server(from, to), bytes, task, now);
   return 0;
 }
 
@@ -274,11 +276,11 @@ void Simulation::start(uint32_t rank, uint32_t task, int64_t now) {
   const auto boxes = plan.accesses_of(record);
   for (uint32_t i = 0; i < boxes.size(); ++i) {
     AccessRecord box = boxes[i];
-    if (i >= op.read_count && box.rank != rank) {
-      links = std::max(links, put(rank, task, box, now));
+    if (box.rank != rank) {
+      links = std::max(links, across(rank, task, box, i >= op.read_count, now));
       continue;
     }
-    if (options_.path || box.rank != rank) continue;
+    if (options_.path) continue;
     if (i < op.read_count && (gathered_[rank][record.op] >> std::min(i, 63u) & 1) && boxes.size() > op.read_count) {
       // Rows chosen by data: the tile's share of them, as if they lay in its own order.
       const AccessRecord& out = boxes[op.read_count];

@@ -54,6 +54,20 @@ def test_the_backward_graph_runs_by_name(call, small, ep):
 
 
 @pytest.mark.parametrize("graph", ["moe-ffn", "moe-ffn-backward"])
+@pytest.mark.parametrize("options", [[], ["--processes"], ["--tp", 2]], ids=str)
+def test_pull_gives_the_bits_of_push(call, small, graph, options):
+    pull, push = (
+        json.loads(
+            call("run", graph, *small, "--ep", 2, *options, "--dispatch-mode", mode, "--repeat", 1, "--json").stdout
+        )
+        for mode in ("pull", "push")
+    )
+    assert (pull["dispatch_mode"], push["dispatch_mode"]) == ("pull", "push")
+    assert pull["output_sha256"] == push["output_sha256"]
+    assert pull["max_rel_error"] <= 1e-5
+
+
+@pytest.mark.parametrize("graph", ["moe-ffn", "moe-ffn-backward"])
 @pytest.mark.parametrize(("ep", "tp"), [(1, 2), (2, 2)])
 def test_experts_cut_over_ranks_run_by_option(call, small, graph, ep, tp):
     record = json.loads(call("run", graph, *small, "--ep", ep, "--tp", tp, "--repeat", 1, "--json").stdout)

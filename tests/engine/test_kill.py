@@ -25,6 +25,7 @@ VICTIM = 1
 MOMENTS = (
     "before the first launch",
     "during dispatch",
+    "before its rows are pulled",
     "during compute",
     "in a second plan",
     "in close",
@@ -65,25 +66,25 @@ def die(note: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def graph(ranks: int) -> hm.TaskGraph:
+def graph(ranks: int, mode: Any) -> hm.TaskGraph:
     """Rows are made, dispatched while more are being made, worked on, and returned."""
     g = hm.TaskGraph("mortal", ranks=ranks)
     rows = g.rows("rows", groups=ranks)
     made = g.vector("make", Passing(), g.input("x", (rows, 16)))
-    got = g.comm("dispatch", hm.ops.Dispatch(), made)
+    got = g.comm("dispatch", hm.ops.Dispatch(mode=mode), made)
     g.output("y", g.comm("combine", hm.ops.Combine(), g.vector("work", Passing(), got)))
     return g
 
 
-def plan_of(rank: int, world: int, rows: int) -> hm.Plan:
+def plan_of(rank: int, world: int, rows: int, mode: Any = "push") -> hm.Plan:
     loads = [[rows] * world] * world
-    return hm.compile(graph(world), loads, world=world, rank=rank, tiles={"make": (8, 16), "work": (8, 16)})
+    return hm.compile(graph(world, mode), loads, world=world, rank=rank, tiles={"make": (8, 16), "work": (8, 16)})
 
 
 def mortal_job(rank: int, world: int, moment: str, note: str) -> tuple[str, float, float]:
     """(the error seen, when, seconds that closing took afterwards)."""
     engine = GroupEngine()
-    plan = plan_of(rank, world, 40)
+    plan = plan_of(rank, world, 40, "pull" if "pulled" in moment else "push")
     x = torch.randn(40 * world, 16)
     seen, when = "nothing", 0.0
     try:
@@ -93,7 +94,7 @@ def mortal_job(rank: int, world: int, moment: str, note: str) -> tuple[str, floa
             if moment == "with a forked child" and os.fork() == 0:
                 time.sleep(4)  # keeps descriptors and mappings of the dead rank alive
                 os._exit(0)
-            if moment in ("during dispatch", "during compute", "with a forked child"):
+            if moment in ("during dispatch", "before its rows are pulled", "during compute", "with a forked child"):
                 DIE.update(task="make" if moment != "during compute" else "work", note=note)
         for launch in range(4):
             if moment == "in a second plan" and launch == 2:

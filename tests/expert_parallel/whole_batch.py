@@ -39,6 +39,7 @@ class Case:
     max_norm: float | None = None
     reduction: str = "mean"
     dtype: torch.dtype = torch.float32
+    engine: str = "torch"
 
     @property
     def data_dims(self):
@@ -53,11 +54,11 @@ def spread(model, case, mesh):
     """Apply the styles and fully_shard that the case asks for."""
     experts = model.moe.experts
     if "ep" in case.sizes and "tp" in case.sizes:
-        ExpertTensorParallel().apply(experts, mesh["ep", "tp"])
+        ExpertTensorParallel(engine=case.engine).apply(experts, mesh["ep", "tp"])
     elif "ep" in case.sizes:
-        ExpertParallel(async_combine=case.async_combine).apply(experts, mesh["ep"])
+        ExpertParallel(async_combine=case.async_combine, engine=case.engine).apply(experts, mesh["ep"])
     elif "tp" in case.sizes:
-        TensorParallel().apply(experts, mesh["tp"])
+        TensorParallel(engine=case.engine).apply(experts, mesh["tp"])
     if case.shard is not None:
         if case.shard == "blocks":
             hm.fully_shard(model.moe.experts, mesh=mesh["dp"])
@@ -130,6 +131,7 @@ def train_beside_the_whole(case, steps=3, batch=4, seq=5, dim=16):
         update_expert_bias(ours, lr=0.01, group=data_mesh)
         assert torch.equal(ours.moe.expert_bias, whole.moe.expert_bias)
         assert whole.moe.expert_bias.abs().max() > 1e-3 or len(whole.moe.expert_bias) == 1
+    ours.moe.experts.close()
     return errors
 
 

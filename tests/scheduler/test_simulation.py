@@ -155,6 +155,25 @@ def test_a_put_takes_its_link_and_its_signal_lands_later(backend):
 
 
 @both
+def test_a_pull_takes_the_link_of_the_rank_it_reads_from(backend):
+    # 8 rows of 8 floats of the other rank, 256 bytes at 100 a microsecond.
+    g = hm.TaskGraph("pull", ranks=2)
+    x = g.input("x", (g.rows("rows", groups=2), 16))
+    rows = g.vector("act", hm.ops.SwiGLU(), x)
+    g.output("y", g.comm("dispatch", hm.ops.Dispatch(mode="pull"), rows))
+    world = hm.compile(g, [[8, 0], [8, 0]], world=2, device=like(memory_bytes_per_us=10**6))
+    found = world.simulate(backend=backend)
+    plan, record = world.plans[0], found.records[0]
+    boxes = plan.sections["accesses"]["rank"][plan.tasks["access_begin"]]
+    away = (plan.tasks["op"] == 1) & (boxes == 1)
+    assert (record["end_ns"] - record["start_ns"])[away].tolist() == [2560]
+    made = int(found.records[1]["end_ns"][world.plans[1].tasks["op"] == 0].max())
+    assert record["start_ns"][away].tolist() == [made + 40]
+    assert record["held"][away].tolist() == [COMM]
+    assert found.bounds.link == 2560
+
+
+@both
 def test_puts_share_a_port(backend):
     # Three ranks send to rank 0 at once: 3 x 512 bytes into a port of 200 a microsecond, 7680 ns.
     g = hm.TaskGraph("funnel", ranks=4)

@@ -1,4 +1,4 @@
-"""Puts and where they land: tiles, their rank-aware order and their event words, numbered from the counts alone.
+"""Puts and pulls: tiles, their rank-aware order and their event words, numbered from the counts alone.
 
 Every rank comes to the same numbers without planning for the others.
 """
@@ -15,10 +15,11 @@ from hyper_mpmd.scheduler.twin.layout import Layout, Tables
 from hyper_mpmd.scheduler.twin.tiling import ROW_UNIT, even_cut
 
 
-class PutTile(NamedTuple):
-    """Rows that one task puts: the receiver, the received group, the first row there and here, and how many."""
+class Travel(NamedTuple):
+    """Rows that one task puts or pulls: from whom to whom, the received group, the first row at each, and how many."""
 
-    peer: int
+    source: int
+    target: int
     group: int
     source_row: int
     target_row: int
@@ -26,7 +27,7 @@ class PutTile(NamedTuple):
 
 
 class Landings:
-    """The puts of all ranks, for one choice of tile sizes."""
+    """The puts and pulls of all ranks, for one choice of tile sizes."""
 
     def __init__(self, tables: Tables, layout: Layout, tiles: list[tuple[int, int]]) -> None:
         self.tables, self.layout, self.tiles = tables, layout, tiles
@@ -38,40 +39,51 @@ class Landings:
             if words > MAX_INDEX:
                 raise PlanLimitError(f"rank {rank} would have {words} event words; the limit is {MAX_INDEX}")
 
-    def puts(self, index: int, source: int) -> list[PutTile]:
-        """Every put of `source` in this op, in rank-aware order (RATR): its peers in the order source, source + 1, ...
-        mod W, one tile each in turn."""
-        op, ranks = self.tables.ops[index], self.tables.ranks
-        found = []
+    def tiles_of(self, index: int, rank: int) -> list[Travel]:
+        """Every tile of this op that runs on `rank`, in rank-aware order (RATR): its peers in the order rank, rank + 1,
+        ... mod W, one tile each in turn."""
+        ranks, found = self.tables.ranks, []
         for peer in range(ranks):
-            place = 0
-            for segment in self.layout.segments(op, source, peer):
-                for row, rows in self._row_tiles(index, peer, segment.target_group):
-                    begin = max(row, segment.target_row)
-                    end = min(row + rows, segment.target_row + segment.rows)
-                    if begin < end:
-                        where = segment.source_row + begin - segment.target_row
-                        turn = (place, (peer - source) % ranks)
-                        found.append((turn, PutTile(peer, segment.target_group, where, begin, end - begin)))
-                        place += 1
+            way = (peer, rank) if self.tables.ops[index].pull else (rank, peer)
+            for place, tile in enumerate(self.between(index, *way)):
+                found.append(((place, (peer - rank) % ranks), tile))
         return [tile for _, tile in sorted(found)]
 
-    def count(self, index: int, source: int) -> int:
-        """How many puts that is, without making them."""
+    def between(self, index: int, source: int, target: int) -> list[Travel]:
+        """What goes from one rank to the other, in order of the received row tiles."""
+        found = []
+        for segment in self.layout.segments(self.tables.ops[index], source, target):
+            for row, rows in self._row_tiles(index, target, segment.target_group):
+                begin = max(row, segment.target_row)
+                end = min(row + rows, segment.target_row + segment.rows)
+                if begin < end:
+                    where = segment.source_row + begin - segment.target_row
+                    found.append(Travel(source, target, segment.target_group, where, begin, end - begin))
+        return found
+
+    def count(self, index: int, rank: int) -> int:
+        """How many tiles of the op run on `rank`, without making them."""
         op = self.tables.ops[index]
         total = 0
         for peer in range(self.tables.ranks):
-            for segment in self.layout.segments(op, source, peer):
-                begin, _, height = self._cut(index, peer, segment.target_group)
+            source, target = (peer, rank) if op.pull else (rank, peer)
+            for segment in self.layout.segments(op, source, target):
+                begin, _, height = self._cut(index, target, segment.target_group)
                 first = (segment.target_row - begin) // height
                 total += (segment.target_row + segment.rows - 1 - begin) // height - first + 1
         return total
 
-    def slot(self, index: int, source: int, put: PutTile) -> int:
-        """The word in the receiver's heap that this put raises: one for each row tile, in the sender's own lines."""
-        begin, _, height = self._cut(index, put.peer, put.group)
-        landing = self.first_landing(index, put.peer, put.group) + (put.target_row - begin) // height
-        return self.credit_slot(source, put.peer) + WORDS_PER_LINE + landing
+    def slot(self, index: int, tile: Travel) -> int:
+        """The word in the receiver's heap that says that the rows were put, or may be pulled: one for each row tile, in
+        the sender's own lines."""
+        begin, _, height = self._cut(index, tile.target, tile.group)
+        landing = self.first_landing(index, tile.target, tile.group) + (tile.target_row - begin) // height
+        return self.credit_slot(tile.source, tile.target) + WORDS_PER_LINE + landing
+
+    def taken_slot(self, index: int, reader: int, owner: int) -> int:
+        """The word in the heap of `owner` that `reader` raises with each tile that it has pulled from there."""
+        groups = self.tables.spaces[self._received(index)].groups
+        return self.credit_slot(reader, owner) + WORDS_PER_LINE + self.first_landing(index, owner, groups)
 
     def credit_slot(self, source: int, rank: int) -> int:
         """The first word of `source` in the heap of `rank`, which holds its credit."""
@@ -83,13 +95,15 @@ class Landings:
         return -(-words // WORDS_PER_LINE) * WORDS_PER_LINE
 
     def _first_landing(self, index: int, rank: int, group: int) -> int:
-        """How many row tiles `rank` may receive before those of this group of this op."""
+        """How many words of a source come before those of the row tiles of this group of this op."""
         before = 0
         for other in self.routed:
             groups = self.tables.spaces[self._received(other)].groups
             for g in range(groups if other < index else group if other == index else 0):
                 _, size, height = self._cut(other, rank, g)
                 before += -(-size // height) if size else 0
+            if other < index:
+                before += self.tables.ops[other].pull  # the word that says what was pulled
         return before
 
     def _received(self, index: int) -> int:

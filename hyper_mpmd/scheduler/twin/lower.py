@@ -32,7 +32,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Ghost:
-    """A put of another rank that lands here."""
+    """An event that another rank signals here: rows were put, rows may be pulled (op: the one that made them), or a
+    reader has pulled all that it needs. order: how far along it is with its tasks of the op when it signals."""
 
     op: int
     source: int
@@ -40,6 +41,7 @@ class Ghost:
     tensor: int
     box: Box
     slot: int
+    threshold: int = 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class TileTask:
     cost: int
     accesses: list[tuple[int, int, Box, bool]]  # tensor, rank, box, written
     waits: list[int | Ghost | Credit] = field(default_factory=list)  # an int is the index of a local event
-    put_signal: tuple[int, int] | None = None  # peer, word in its heap
+    peer_signals: list[tuple[int, int]] = field(default_factory=list)  # peer, word in its heap
 
 
 @dataclass
@@ -66,7 +68,8 @@ class History:
     """Who touched a storage since it was last written as a whole, and the events made of that."""
 
     writers: list[tuple[Box, int]] = field(default_factory=list)
-    ghosts: list[Ghost] = field(default_factory=list)
+    ghosts: list[Ghost] = field(default_factory=list)  # rows that other ranks put there
+    takers: list[Ghost] = field(default_factory=list)  # rows that other ranks pull from there
     readers: list[tuple[Box, int]] = field(default_factory=list)
     events: dict[tuple[int, ...], int] = field(default_factory=dict)  # producers -> index of the event
 
@@ -101,7 +104,7 @@ class _Lowering:
         self._check_size()
         for index, op in enumerate(self.tables.ops):
             first = len(self.tasks)
-            self.tasks.extend(self._puts(index, op) if op.route else self._grid(index, op))
+            self.tasks.extend(self._travels(index, op) if op.route else self._grid(index, op))
             self._order(index, op, first)
         return self._records(tensors)
 
@@ -162,51 +165,95 @@ class _Lowering:
             col += box.shift * {1: op.rows_value, 2: op.cols_value, 3: op.reduction_value}[box.cols_axis]
         return row, rows, col, cols
 
-    def _puts(self, index: int, op: Row) -> Iterator[TileTask]:
+    def _travels(self, index: int, op: Row) -> Iterator[TileTask]:
+        """The tasks of a communication op: a put runs where the rows lie, a pull where they go."""
         source, target = self.tables.boxes(op)
         cols = self.tables.tensors[source.tensor].cols
-        for number, put in enumerate(self.landings.puts(index, self.rank)):
-            cost = tile_cost(self.tables, self.device, op, put.rows, 1, 1)
+        for number, tile in enumerate(self.landings.tiles_of(index, self.rank)):
+            peer = tile.source if op.pull else tile.target
             task = TileTask(
                 index,
                 number,
-                put.group,
-                put.peer,
-                cost,
+                tile.group,
+                peer,
+                tile_cost(self.tables, self.device, op, tile.rows, 1, 1),
                 [
-                    (source.tensor, self.rank, (put.source_row, put.rows, 0, cols), False),
-                    (target.tensor, put.peer, (put.target_row, put.rows, 0, cols), True),
+                    (source.tensor, tile.source, (tile.source_row, tile.rows, 0, cols), False),
+                    (target.tensor, tile.target, (tile.target_row, tile.rows, 0, cols), True),
                 ],
             )
-            if put.peer != self.rank:
-                task.put_signal = (put.peer, self.landings.slot(index, self.rank, put))
+            if peer != self.rank:
+                slots = self.landings
+                word = slots.taken_slot(index, self.rank, peer) if op.pull else slots.slot(index, tile)
+                task.peer_signals.append((peer, word))
             yield task
 
-    def _landing_ghosts(self, index: int, op: Row) -> list[Ghost]:
+    def _landed(self, index: int, op: Row) -> list[Ghost]:
         """The puts of other ranks that land here, in order of their event words."""
         tensor = self.tables.boxes(op)[1].tensor
         cols = self.tables.tensors[tensor].cols
         found = [
-            Ghost(
-                index,
-                source,
-                order,
-                tensor,
-                (put.target_row, put.rows, 0, cols),
-                self.landings.slot(index, source, put),
-            )
+            Ghost(index, source, order, tensor, (put.target_row, put.rows, 0, cols), self.landings.slot(index, put))
             for source in range(self.tables.ranks)
             if source != self.rank
-            for order, put in enumerate(self.landings.puts(index, source))
-            if put.peer == self.rank
+            for order, put in enumerate(self.landings.tiles_of(index, source))
+            if put.target == self.rank
         ]
         return sorted(found, key=lambda ghost: ghost.slot)
+
+    def _ready(self, index: int, op: Row) -> list[Ghost]:
+        """Rows of other ranks that this one pulls: each row tile is ready when the tasks that write it are done."""
+        tensor = self.tables.boxes(op)[1].tensor
+        cols = self.tables.tensors[tensor].cols
+        found = []
+        for source in range(self.tables.ranks):
+            tiles = self.landings.between(index, source, self.rank) if source != self.rank else []
+            writer, rows_of = self._makers(index, op, source) if tiles else (0, [])
+            for tile in tiles:
+                makers = [
+                    number
+                    for number, (row, rows) in enumerate(rows_of)
+                    if max(row, tile.source_row) < min(row + rows, tile.source_row + tile.rows)
+                ]
+                box = (tile.target_row, tile.rows, 0, cols)
+                slot = self.landings.slot(index, tile)
+                found.append(Ghost(writer, source, makers[-1], tensor, box, slot, len(makers)))
+        return found
+
+    def _makers(self, index: int, op: Row, rank: int) -> tuple[int, list[tuple[int, int]]]:
+        """The op that writes what this one pulls, and the rows that each of its tiles on `rank` writes."""
+        storage = self.tables.tensors[self.tables.boxes(op)[0].tensor].storage
+        for writer in range(index - 1, -1, -1):
+            for box in self.tables.boxes(self.tables.ops[writer]):
+                if box.write and self.tables.tensors[box.tensor].storage == storage:
+                    other = _Lowering(self.tables, self.layout, self.landings, self.device, rank)
+                    tiles = other._grid(writer, self.tables.ops[writer])
+                    boxes = (next(b for t, _, b, w in tile.accesses if w and t == box.tensor) for tile in tiles)
+                    return writer, [(row, rows) for row, rows, _, _ in boxes]
+        raise PlanLimitError(f"task {self.tables.op_names[index]!r} pulls what no task writes")
+
+    def _takers(self, index: int, op: Row) -> list[Ghost]:
+        """The ranks that pull from this one: each says what it has taken."""
+        tensor = self.tables.boxes(op)[0].tensor
+        box = (0, self.layout.tensor_rows(tensor, self.rank), 0, self.tables.tensors[tensor].cols)
+        found = []
+        for reader in range(self.tables.ranks):
+            count = len(self.landings.between(index, self.rank, reader)) if reader != self.rank else 0
+            if count:
+                slot = self.landings.taken_slot(index, reader, self.rank)
+                found.append(Ghost(index, reader, count - 1, tensor, box, slot, count))
+        return found
 
     # ---- dependencies --------------------------------------------------------------------------------------------
 
     def _order(self, index: int, op: Row, first: int) -> None:
         """Make the op's tasks wait for all earlier accesses that overlap theirs, then enter theirs in the histories."""
-        ghosts = self._landing_ghosts(index, op) if index in self.landings.routed else []
+        routed, pull = index in self.landings.routed, bool(op.pull)
+        ghosts = self._landed(index, op) if routed and not pull else []
+        ready = self._ready(index, op) if routed and pull else []
+        takers = self._takers(index, op) if routed and pull else []
+        ready_at = {ghost.slot: ghost for ghost in ready}
+        tiles = iter(self.landings.tiles_of(index, self.rank) if pull else ())
         for task in self.tasks[first:]:
             touched: dict[int, list[tuple[Box, bool]]] = {}
             for tensor, rank, box, written in task.accesses:
@@ -214,8 +261,11 @@ class _Lowering:
                     touched.setdefault(self.tables.tensors[tensor].storage, []).append((box, written))
             for storage, boxes in touched.items():
                 self._wait(task, storage, [box for box, _ in boxes], any(written for _, written in boxes))
+            tile = next(tiles, None)
             if task.peer != self.rank:
-                task.waits.append(Credit(task.peer))
+                task.waits.append(Credit(task.peer) if tile is None else ready_at[self.landings.slot(index, tile)])
+        if routed and pull:
+            self._tell_readers(index, op)
         for storage in {self.tables.tensors[box.tensor].storage for box in self.tables.boxes(op) if box.write}:
             self.histories[storage] = History(ghosts=ghosts)
         for number, task in enumerate(self.tasks[first:], first):
@@ -223,13 +273,30 @@ class _Lowering:
                 if rank == self.rank:
                     history = self.histories[self.tables.tensors[tensor].storage]
                     (history.writers if written else history.readers).append((box, number))
-        self.ghosts.extend(ghosts)
+        if takers:
+            self.histories[self.tables.tensors[self.tables.boxes(op)[0].tensor].storage].takers.extend(takers)
+        for events in (ghosts, ready, takers):
+            if any(ghost.threshold > R.MAX_THRESHOLD for ghost in events):
+                most = max(ghost.threshold for ghost in events)
+                raise PlanLimitError(f"{most} tasks would signal one event; the limit is {R.MAX_THRESHOLD}")
+            self.ghosts.extend(events)
+
+    def _tell_readers(self, index: int, op: Row) -> None:
+        """The tasks that made the rows which peers pull signal each row tile there."""
+        sent = self.tables.tensors[self.tables.boxes(op)[0].tensor]
+        for reader in range(self.tables.ranks):
+            for tile in self.landings.between(index, self.rank, reader) if reader != self.rank else ():
+                rows = (tile.source_row, tile.rows, 0, sent.cols)
+                writers = self.histories[sent.storage].writers
+                for task in sorted({task for box, task in writers if _overlap(box, rows)}):
+                    self.tasks[task].peer_signals.append((reader, self.landings.slot(index, tile)))
 
     def _wait(self, task: TileTask, storage: int, boxes: list[Box], written: bool) -> None:
         """Make a task that touches `boxes` wait: for one local event at most, and the puts that land there.
 
-        Tasks that wait for the same earlier tasks share the event. A task that overwrites what it reads reads no more
-        than it writes, so that its boxes may be taken together.
+        One that writes also waits for the peers that pull from there. Tasks that wait for the same earlier tasks share
+        the event. A task that overwrites what it reads reads no more than it writes, so that its boxes may be taken
+        together.
         """
         history = self.histories[storage]
         earlier = history.writers + (history.readers if written else [])
@@ -244,7 +311,9 @@ class _Lowering:
                     )
             self.events[event].hull = _hull([self.events[event].hull, *boxes])
             task.waits.append(event)
-        task.waits.extend(ghost for ghost in history.ghosts if any(_overlap(ghost.box, mine) for mine in boxes))
+        others = history.ghosts + (history.takers if written else [])
+        others.sort(key=lambda ghost: ghost.slot)
+        task.waits.extend(ghost for ghost in others if any(_overlap(ghost.box, mine) for mine in boxes))
 
     # ---- records -------------------------------------------------------------------------------------------------
 
@@ -269,14 +338,13 @@ class _Lowering:
             waits.extend(
                 (wait, len(self.events[wait].producers))
                 if isinstance(wait, int)
-                else (numbers[wait], int(isinstance(wait, Ghost)))
+                else (numbers[wait], wait.threshold if isinstance(wait, Ghost) else 0)
                 for wait in task.waits
             )
-            # A put's signal to its peer comes last, after the signals to this rank's own tasks.
+            # Signals to peers come last, after those to this rank's own tasks.
             record["signal_begin"] = len(signals)
             signals.extend((self.rank, event) for event in events_of_task)
-            if task.put_signal is not None:
-                signals.append(task.put_signal)
+            signals.extend(task.peer_signals)
             record["signal_count"] = len(signals) - int(record["signal_begin"])
         for what, count in (("boxes", accesses), ("waits", waits), ("signals", signals), ("events", events)):
             if len(count) > R.MAX_INDEX:
@@ -305,7 +373,7 @@ class _Lowering:
         numbers: dict[Ghost | Credit, int] = {}
         for ghost in sorted(self.ghosts, key=lambda ghost: ghost.slot):
             numbers[ghost] = len(records)
-            records.append((1, ghost.source, ghost.slot, ghost.op, ghost.order, ghost.tensor, *ghost.box))
+            records.append((ghost.threshold, ghost.source, ghost.slot, ghost.op, ghost.order, ghost.tensor, *ghost.box))
         for peer in range(self.tables.ranks) if self.landings.routed else ():
             if peer != self.rank:
                 numbers[Credit(peer)] = len(records)

@@ -110,14 +110,15 @@ def pool_of(program: TileProgram, device: Device, op: int) -> int:
 
 
 class Arrivals:
-    """When puts of other ranks may be expected: as far along as this rank is with its own puts of the same op."""
+    """When events of other ranks may be expected: as far along as this rank is with its own tasks of the same op."""
 
     def __init__(self, program: TileProgram, device: Device) -> None:
         self.program, self.device = program, device
+        self.named = {int(op) for op in program.events["op"][program.local_events :]}  # ops that peers signal
         self.ends: dict[int, list[int]] = {}
 
     def finish(self, op: int, ends: Iterable[int]) -> None:
-        """Take the ends of this rank's own puts of an op, in order of their numbers."""
+        """Take the ends of this rank's own tasks of an op, in order of their numbers."""
         so_far, latest = [], 0
         for end in ends:
             latest = max(latest, end)
@@ -189,8 +190,8 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
                             if unmet[waiter] == 0:
                                 home = pool_of(program, device, flow.op[waiter])
                                 heapq.heappush(pending[home], (ready_at[waiter], -priority[waiter], waiter))
-        for op, route in enumerate(program.ops["route"]):
-            if route and flow.hop[op] == level:
+        for op in arrivals.named - {R.NONE}:
+            if flow.hop[op] == level:
                 arrivals.finish(op, (place.end[task] for task in members if flow.op[task] == op))
         stuck = [task for task in members if unmet[task]]
         if stuck:
@@ -260,7 +261,7 @@ def schedule_o0(program: TileProgram, device: Device, serial: bool = False) -> P
                 free[pool][core] = time
             launch_of[op] = len(place.launches)
             place.launches.append((op, len(tasks_of[op]), dependencies, start, end))
-            if program.ops["route"][op]:
+            if op in arrivals.named:
                 arrivals.finish(op, (place.end[task] for task in tasks_of[op]))
     return place
 

@@ -217,13 +217,15 @@ class _World:
             core += core * (_hash(self.seed, rank, task) % (self.jitter_ppm + 1)) // 1_000_000
         memory, links = 0, 0
         for number, box in enumerate(reads):
-            if box[1] == rank and not self.path:
+            if box[1] != rank:
+                links = max(links, self._across(rank, task, box, False))
+            elif not self.path:
                 if gathered_reads(plan)[int(record["op"])] >> min(63, number) & 1 and writes:
                     box = self._share(box, writes[0])
                 memory += self.l2[rank].touch(box, False)
         for box in writes:
             if box[1] != rank:
-                links = max(links, self._put(rank, task, box))
+                links = max(links, self._across(rank, task, box, True))
             elif not self.path:
                 memory += self.l2[rank].touch(box, True)
         self._transfer(("memory", rank), self.device.memory_bytes_per_us, memory, (rank, task))
@@ -238,17 +240,19 @@ class _World:
         begin, end = out[2] * have // of, (out[2] + out[3]) * have // of
         return box[0], box[1], begin, end - begin, box[4], box[5]
 
-    def _put(self, rank: int, task: int, box: _Box) -> int:
+    def _across(self, rank: int, task: int, box: _Box, written: bool) -> int:
+        """A box of another rank, put there or pulled from there. Nanoseconds that the links alone take."""
         peer, bytes_ = box[1], self.l2[box[1]].bytes(box)
         link, port = self.device.link_bytes_per_us, self.device.link_total_bytes_per_us
         if self.path:
             return -(-bytes_ * 1000 // min(link, port))
         me = (rank, task)
-        self._transfer(("memory", peer), self.device.memory_bytes_per_us, self.l2[peer].touch(box, True), me)
-        self._transfer(("out", rank), port, bytes_, me)
-        self._transfer(("in", peer), port, bytes_, me)
+        self._transfer(("memory", peer), self.device.memory_bytes_per_us, self.l2[peer].touch(box, written), me)
+        source, target = (rank, peer) if written else (peer, rank)
+        self._transfer(("out", source), port, bytes_, me)
+        self._transfer(("in", target), port, bytes_, me)
         if link < port:
-            self._transfer(("pair", rank, peer), link, bytes_, me)
+            self._transfer(("pair", source, target), link, bytes_, me)
         return 0
 
     def _transfer(self, name: tuple[object, ...], rate: int, bytes_: int, task: _Task) -> None:

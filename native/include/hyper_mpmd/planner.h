@@ -46,10 +46,10 @@ struct OpRow {
   static constexpr const char* kColumns =
       "kernel kind dtype by_group groups space rows_kind rows_value cols_kind cols_value reduction_kind "
       "reduction_value "
-      "cut_rows cut_cols flops_per_point route shift team stride hop operand_begin read_boxes boxes";
+      "cut_rows cut_cols flops_per_point route shift team stride pull hop operand_begin read_boxes boxes";
   int64_t kernel, kind, dtype, by_group, groups, space;
   int64_t rows_kind, rows_value, cols_kind, cols_value, reduction_kind, reduction_value;
-  int64_t cut_rows, cut_cols, flops_per_point, route, shift, team, stride, hop;
+  int64_t cut_rows, cut_cols, flops_per_point, route, shift, team, stride, pull, hop;
   int64_t operand_begin, read_boxes, boxes;
 };
 
@@ -246,14 +246,16 @@ std::vector<TileSize> choose_tiles(const Descriptor&, const Layout&, const Devic
 // ---- landing.cpp
 // ------------------------------------------------------------------------------------------------------
 
+// Rows that one task puts to a peer or pulls from it.
 struct PutTile {
   int64_t peer, group, source_row, target_row, rows;
-  uint32_t slot;  // the word in the peer's heap that it raises
+  uint32_t slot;  // the word in the receiver's heap that says: they have been put, or may be pulled
 };
 
-// A put of another rank that lands here; `order` is its place among that rank's puts of the op.
+// An event that another rank signals here: rows were put, rows may be pulled (op: the one that made them), or a reader
+// has pulled all that it needs. `order`: how far along the other rank is with its tasks of the op when it signals.
 struct Ghost {
-  uint32_t op, source, order, tensor, row, rows, cols, slot;
+  uint32_t op, source, order, tensor, row, rows, cols, slot, threshold;
 };
 
 // Puts and where they land: numbered from the counts alone, so that every rank comes to the same numbers.
@@ -262,11 +264,18 @@ class Landings {
   Landings(const Descriptor&, const Layout&, std::span<const TileSize> tiles);
 
   bool empty() const { return landings_.empty(); }
-  // Puts of `source`, rank-aware order (RATR): to source, source + 1, ... mod W, one tile each in turn.
-  std::vector<PutTile> puts(size_t op, int64_t source) const;
-  int64_t count(size_t op, int64_t source) const;
-  // The puts of this op that land on `rank`, in order of their slots.
+  // The tiles that run on `rank`, in rank-aware order (RATR): to, or from, rank, rank + 1, ... mod W, one tile each in
+  // turn.
+  std::vector<PutTile> tiles(size_t op, int64_t rank) const;
+  int64_t count(size_t op, int64_t rank) const;
+  // The rows that go from `source` to `peer`, in order of the received row tiles.
+  std::vector<PutTile> travels(size_t op, int64_t source, int64_t peer) const;
+  // The events of this op that other ranks signal on `rank`.
   std::vector<Ghost> ghosts(size_t op, int64_t rank) const;
+  // The word in the heap of `owner` that `reader` raises with each tile that it has pulled from there.
+  int64_t taken_slot(size_t op, int64_t reader, int64_t owner) const {
+    return credit_slot(reader, owner) + kWordsPerLine + landings_[op].taken[owner];
+  }
   int64_t stride(int64_t rank) const { return strides_[rank]; }
   int64_t credit_slot(int64_t source, int64_t rank) const { return source * strides_[rank]; }
 
@@ -277,13 +286,22 @@ class Landings {
   const Cut& cut(size_t op, int64_t rank, int64_t group) const;
   template <class Visit>
   void put_tiles(size_t op, int64_t source, int64_t peer, Visit&& visit) const;
+  std::vector<Ghost> landed(size_t op, int64_t rank) const;
+  std::vector<Ghost> pulled(size_t op, int64_t rank) const;
+  // Rows that so many tiles of the op which makes a pull's source write, from tile `first` on.
+  struct Made {
+    int64_t begin, end, first, count;
+  };
+  std::vector<Made> made(size_t writer, int64_t storage, int64_t rank) const;
 
   const Descriptor& descriptor_;
   const Layout& layout_;
+  std::span<const TileSize> tiles_;
   struct Landing {
     int64_t groups = 0;
     std::vector<Cut> cuts;         // [ranks, groups]
-    std::vector<uint32_t> counts;  // [sources, peers]: puts from one to the other
+    std::vector<uint32_t> counts;  // [sources, peers]: tiles from one to the other
+    std::vector<int64_t> taken;    // [owners], of a pull: its word among those that each reader raises
   };
   std::vector<Landing> landings_;  // by op; empty where nothing is routed
   std::vector<int64_t> strides_;   // words that one source has in the heap of a rank

@@ -28,10 +28,12 @@ def tokens_of(rank: int, tokens: Any) -> int:
     return tokens if isinstance(tokens, int) else tokens[rank]
 
 
-def gradients_job(tokens: Any, pattern: str, dtype: torch.dtype, optimizer: str | None = None) -> dict[str, float]:
+def gradients_job(
+    tokens: Any, pattern: str, dtype: torch.dtype, optimizer: str | None = None, **kwargs: Any
+) -> dict[str, float]:
     """Relative errors of this rank's results against plain torch on the batches of all ranks."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    module = ep_layer(dtype=dtype)
+    module = ep_layer(dtype=dtype, **kwargs)
     batches = [batch(tokens_of(r, tokens), seed=r, pattern=pattern, dtype=dtype) for r in range(world)]
     made = torch.Generator().manual_seed(5)
     dys = [torch.randn(x.shape, generator=made).to(dtype) for x, _, _ in batches]
@@ -124,10 +126,10 @@ def mixed_no_grad_job() -> tuple[str, str]:
     return told
 
 
-def stack_job(shared: bool) -> list[torch.Tensor]:
+def stack_job(shared: bool, **kwargs: Any) -> list[torch.Tensor]:
     """Three layers, two microbatches outstanding, backwards in reverse, eight steps of SGD: the weights at the end."""
     rank = dist.get_rank()
-    layers = [ep_layer() for _ in range(3)]
+    layers = [ep_layer(**kwargs) for _ in range(3)]
     if shared:
         MegaMoeExperts.share_execution_resources(layers)
     steps = torch.optim.SGD([p for member in layers for p in member.parameters()], lr=0.05)

@@ -16,6 +16,15 @@ def test_results_and_gradients_are_those_of_one_process(rank_pools, world, patte
         assert max(errors.values()) <= limit, errors
 
 
+@pytest.mark.parametrize(("world", "tokens"), [(2, 64), (4, [3, 64, 0, 17])])
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_ranks_that_pull_get_the_results_and_gradients_of_one_process(rank_pools, world, tokens, pattern):
+    for errors in rank_pools[world].run(
+        jobs.gradients_job, tokens, pattern, torch.float32, "SGD", dispatch_mode="pull"
+    ):
+        assert max(errors.values()) <= 1e-5, errors
+
+
 @pytest.mark.parametrize(
     ("world", "tokens"), [(2, [0, 9]), (2, [5, 0]), (2, 0), (2, 1), (4, [0, 17, 1, 0]), (4, 0), (4, [3, 64, 30, 2])]
 )
@@ -49,6 +58,7 @@ def test_what_one_rank_refuses_all_raise_alike_and_the_layer_works_after(rank_po
         ("max_local_num_tokens", [64, 65]),
         ("num_experts", [8, 16]),
         ("expert_capacity_factor", [None, 1.5]),
+        ("dispatch_mode", ["push", "pull"]),
     ],
 )
 def test_constructor_values_that_differ_are_told_on_all_ranks(rank_pools, name, values):
@@ -80,6 +90,12 @@ def test_layers_that_share_resources_train_like_separate_ones(rank_pools):
     shared, separate = (rank_pools[2].run(jobs.stack_job, value) for value in (True, False))
     assert all(torch.isfinite(weight).all() for rank in shared for weight in rank)
     for ours, theirs in zip(shared, separate, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_layers_that_pull_and_share_resources_train_to_the_bits_of_layers_that_push(rank_pools):
+    pull, push = (rank_pools[2].run(jobs.stack_job, True, dispatch_mode=mode) for mode in ("pull", "push"))
+    for ours, theirs in zip(pull, push, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 

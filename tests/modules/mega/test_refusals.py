@@ -34,7 +34,8 @@ def test_exactly_one_number_of_tokens_is_needed(kwargs):
         ({"top_k": 9}, "top_k=9 is more than num_experts=8"),
         ({"ep_size": 3}, "num_experts=8 is not a multiple of ep_size=3"),
         ({"ep_size": 2}, "ep_size=2 needs torch.distributed"),
-        ({"dispatch_mode": "pull"}, "dispatch_mode='pull'"),
+        ({"dispatch_mode": "Pull"}, "dispatch_mode='Pull'; it must be 'push' or 'pull'"),
+        ({"dispatch_mode": None}, "dispatch_mode=None; it must be 'push' or 'pull'"),
         *(
             ({"expert_capacity_factor": factor}, f"expert_capacity_factor={factor!r}")
             for factor in (0.999, math.nan, math.inf, -math.inf, True, "1")
