@@ -71,6 +71,10 @@ class UnknownDeviceError(HyperMpmdError, ValueError):
     """A device name that nobody has described."""
 
 
+class DeviceFormatError(HyperMpmdError, ValueError):
+    """A device file that is not one, or a change of a device that makes no sense."""
+
+
 class UnknownPolicyError(HyperMpmdError, ValueError):
     """A policy name that does not exist."""
 
@@ -93,6 +97,13 @@ class PlanLimitError(HyperMpmdError, ValueError):
 
 class PlanFormatError(HyperMpmdError, ValueError):
     """A plan file that is not one, is damaged, or has another version."""
+
+
+# What a simulation refuses.
+
+
+class SimulationError(HyperMpmdError, ValueError):
+    """Options of a simulation that make no sense, or plans that were not made for the same device."""
 
 
 # What a proof refuses.

@@ -44,10 +44,11 @@ app = typer.Typer(
 
 
 class Policy(str, Enum):
-    """The two policies."""
+    """`hyper-mpmd policies` says what they do."""
 
     O0 = "O0"
     O1 = "O1"
+    serial = "serial"
 
 
 class DType(str, Enum):
@@ -78,6 +79,8 @@ _GRAPH = typer.Argument(
     metavar="GRAPH", help="moe-ffn, or FILE.py:FUNCTION (the function returns a TaskGraph, or a TaskGraph and loads)."
 )
 Graph = Annotated[str, _GRAPH]
+_FILES = f"{_GRAPH.help} Or a plan file that `plan --save` wrote; of a world the files of all ranks, in order."
+Graphs = Annotated[list[str], typer.Argument(metavar="GRAPH", help=_FILES)]
 Tokens = Annotated[int | None, _size(1024, "Tokens of each rank.")]
 Hidden = Annotated[int | None, _size(1024, "Hidden size.")]
 Intermediate = Annotated[int | None, _size(512, "Intermediate size of each expert.")]
@@ -133,7 +136,8 @@ Routing = Annotated[
 ]
 Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of routing and inputs.", rich_help_panel=_BUILT_IN)]
 DeviceName = Annotated[
-    str, typer.Option("--device", metavar="NAME", help="cpu, ascend-a2 or ascend-a3.", rich_help_panel=_PLANNING)
+    str,
+    typer.Option("--device", metavar="NAME", help="cpu, ascend-a2, ascend-a3 or FILE.toml.", rich_help_panel=_PLANNING),
 ]
 Rank = Annotated[
     int | None,
@@ -247,7 +251,7 @@ def plan(
     dtype: Dtype = None,
     dispatch_mode: Mode = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
@@ -274,13 +278,7 @@ def plan(
 @app.command()
 def check(
     context: typer.Context,
-    graph: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="GRAPH",
-            help=f"{_GRAPH.help} Or a plan file that `plan --save` wrote; of a world the files of all ranks, in order.",
-        ),
-    ],
+    graph: Graphs,
     tokens: Tokens = None,
     hidden: Hidden = None,
     intermediate: Intermediate = None,
@@ -292,7 +290,7 @@ def check(
     dtype: Dtype = None,
     dispatch_mode: Mode = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
@@ -318,6 +316,79 @@ def check(
 
 
 @app.command()
+def sim(
+    context: typer.Context,
+    graph: Graphs,
+    tokens: Tokens = None,
+    hidden: Hidden = None,
+    intermediate: Intermediate = None,
+    experts: Experts = None,
+    top_k: TopK = None,
+    ep: Ranks = None,
+    tp: Shards = None,
+    routing: Routing = None,
+    dtype: Dtype = None,
+    dispatch_mode: Mode = None,
+    seed: Seed = 0,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
+    device: DeviceName = "ascend-a3",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=NUMBER[x]",
+            help="What if: link=2x, aiv=24, event_ns=500; may be given several times.",
+            show_default=False,
+            rich_help_panel=_PLANNING,
+        ),
+    ] = None,
+    jitter: Annotated[
+        float, typer.Option(metavar="SHARE", help="Tasks have their cores up to this share longer, 0 to 1.")
+    ] = 0.0,
+    backend: Backend = None,
+    json: Json = False,
+) -> None:
+    """Execute a graph in virtual time on a device that need not be at hand: makespan, bound, who waits for what."""
+    from hyper_mpmd.cli.sim import sim_command
+
+    sizes = (tokens, hidden, intermediate, experts, top_k, ep, tp, routing, dtype, dispatch_mode)
+    saved = _is_saved(context, graph[0], sizes, "changes")
+    if not saved and len(graph) > 1:
+        raise typer.BadParameter(f"one graph, or plan files; got {', '.join(graph)}")
+    sim_command(
+        [Path(file) for file in graph] if saved else _subject(graph[0], *sizes, seed),
+        policy=policy.value,
+        device=device,
+        changes=changes or [],
+        jitter=jitter,
+        seed=seed,
+        backend=_backend(backend),
+        as_json=json,
+    )
+
+
+@app.command()
+def devices(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FILE.toml]", help="Every figure of this one.", show_default=False)
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the devices, or the figures of one with their units and sources."""
+    from hyper_mpmd.cli.devices import devices_command
+
+    devices_command(name, as_json=json)
+
+
+@app.command()
+def policies(json: Json = False) -> None:
+    """List the policies and what they do."""
+    from hyper_mpmd.cli.devices import policies_command
+
+    policies_command(as_json=json)
+
+
+@app.command()
 def show(
     context: typer.Context,
     graph: Annotated[
@@ -334,7 +405,7 @@ def show(
     dtype: Dtype = None,
     dispatch_mode: Mode = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="O0 or O1.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
@@ -374,7 +445,8 @@ def _is_saved(context: typer.Context, graph: str, sizes: tuple[Any, ...], *more:
     for name in ("policy", "device", "rank", *more):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"a plan file is what it is: --{name} does not apply to it; plan anew with it")
+            option = "set" if name == "changes" else name
+            raise typer.BadParameter(f"a plan file is what it is: --{option} does not apply to it; plan anew with it")
     return True
 
 

@@ -14,6 +14,7 @@ import typer
 
 from hyper_mpmd.cli.subject import Subject, UsageError
 from hyper_mpmd.scheduler.bounds import bounds
+from hyper_mpmd.scheduler.device import Device
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.viz.report import report
@@ -22,7 +23,7 @@ from hyper_mpmd.viz.units import duration
 
 
 def compile_timed(
-    subject: Subject, *, device: str, policy: str, rank: int | None = None, backend: Any = None
+    subject: Subject, *, device: str | Device, policy: str, rank: int | None = None, backend: Any = None
 ) -> tuple[list[Plan], float]:
     """The plans, and the seconds that planning took."""
     start = time.perf_counter()

@@ -14,6 +14,7 @@ from typing import Any
 
 from hyper_mpmd.errors import GraphFormatError, HyperMpmdError, LoadsError
 from hyper_mpmd.scheduler.compile import compile as compile_graph
+from hyper_mpmd.scheduler.device import Device
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.tasks import TaskGraph
 
@@ -35,7 +36,7 @@ class Subject:
     inputs: Callable[[list[Plan]], list[dict[str, Any]]]
     settings: dict[str, Any]
 
-    def compile(self, *, device: str, policy: str, rank: int | None = None, backend: Any = None) -> list[Plan]:
+    def compile(self, *, device: str | Device, policy: str, rank: int | None = None, backend: Any = None) -> list[Plan]:
         """The plans of all ranks, or of the one. Not proven yet: `check` does that, or the engine before a run."""
         ranks = self.graph.ranks
         if rank is not None and rank >= ranks:

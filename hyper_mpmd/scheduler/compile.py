@@ -16,7 +16,12 @@ from hyper_mpmd.scheduler.records import MAX_INDEX, MAX_RANKS
 from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.tasks.graph import TaskGraph
 
-POLICIES = ("O0", "O1")
+# name -> what it does, in a line
+POLICIES: dict[str, str] = {
+    "O0": "a launch an op; independent ops run at once on shares of the cores",
+    "O1": "one launch; cores walk queues of their own, a tile starts when the rows it needs are there",
+    "serial": "a launch an op, one op at a time on all cores of its kind: the baseline",
+}
 
 
 def compile(  # the word users expect, always written hm.compile
@@ -34,7 +39,8 @@ def compile(  # the word users expect, always written hm.compile
     """Plan a graph for the rows that this step has.
 
     loads: see `check_loads`: {row space: counts [ranks, groups]}, shorter where there is one of a thing.
-    device: a name or a Device. policy: "O0" (an op at a time, dispatched by the host) or "O1" (sunk into the cores).
+    device: a name or a Device. policy: "O0" (an op at a time, dispatched by the host), "O1" (sunk into the cores), or
+    another of POLICIES.
     world: the number of ranks; gives a World, or with `rank` that rank's Plan. A graph for one rank gives a Plan.
     tiles: {task: (rows, columns)} instead of the sizes that the cost model would choose.
     backend: "native", or "python" (slow, needs no compiler); by default native where it is installed.

@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hyper_mpmd.errors import UnknownDeviceError
-from hyper_mpmd.scheduler.records import MAX_INDEX
+from hyper_mpmd.scheduler.records import MAX_INDEX, MAX_RANKS
 
 # Bounds that keep 64-bit arithmetic exact whatever figures a user's own device has.
 Cores = Annotated[int, Field(gt=0, le=1 << 16)]
@@ -39,6 +39,10 @@ class Device(BaseModel):
     task_ns: overhead of a task; event_ns: from a signal to the waiter's start; remote_ns: the same between ranks;
     launch_ns: the host's time to launch an op (O0).
     row_tiles, col_tiles: the tile sizes to choose among.
+
+    For the simulator: l2_bytes: of the cache that all cores share, 0 for none. near: (ranks, nanoseconds) pairs, the
+    latency between two ranks of one block of so many consecutive ranks, smallest block first; remote_ns beyond them.
+    cube_peak_per_us: peak operations of one AIC in a microsecond, float32 and bfloat16, for the share of the peak.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,12 +67,22 @@ class Device(BaseModel):
     launch_ns: Latency
     row_tiles: Annotated[tuple[TileSize, ...], Field(min_length=1)]
     col_tiles: Annotated[tuple[TileSize, ...], Field(min_length=1)]
+    l2_bytes: Annotated[int, Field(ge=0, le=1 << 52)] = 0
+    near: tuple[tuple[Cores, Latency], ...] = ()
+    cube_peak_per_us: tuple[Rate, Rate] | None = None
 
     @model_validator(mode="after")
     def _unified_counts_agree(self) -> Device:
         if self.unified and self.aic != self.aiv:
             raise ValueError(f"a unified device counts the same cores twice, but aic is {self.aic} and aiv {self.aiv}")
         return self
+
+    def latency_ns(self, source: int, target: int) -> int:
+        """From a signal of one rank to the start of what waits for it on another."""
+        for ranks, ns in self.near:
+            if source // ranks == target // ranks:
+                return ns
+        return self.remote_ns
 
 
 def usable_cores() -> int:
@@ -118,11 +132,12 @@ def _cpu(cores: int) -> Device:
         launch_ns=20_000,
         row_tiles=(256, 128, 64, 32, 16),
         col_tiles=(2048, 1024, 512, 256, 128, 64),
+        l2_bytes=32 << 20,  # a last-level cache of current servers, the share of a few cores
     )
 
 
 @cache
-def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
+def _ascend(name: str, *, link: int, remote_ns: int, near: tuple[tuple[int, int], ...] = ()) -> Device:
     # 24 AIC and 48 AIV visible to kernels, 1.85 GHz: CANN platform files.
     # Cube 8192 fp16 FLOP a clock a core (CANN best practice), at the 0.75 of peak to expect of matrix products
     # (arXiv 2506.12708, 2605.23764); float32 on the cube at half of that [derived].
@@ -150,6 +165,9 @@ def _ascend(name: str, *, link: int, remote_ns: int) -> Device:
         launch_ns=8_000,
         row_tiles=(256, 128, 64, 32),
         col_tiles=(1024, 512, 256, 128),
+        l2_bytes=192 << 20,  # CANN platform files
+        near=near,
+        cube_peak_per_us=(7_577_600, 15_155_200),
     )
 
 
@@ -157,19 +175,27 @@ _DEVICES: dict[str, Callable[[], Device]] = {
     "cpu": lambda: _cpu(usable_cores()),
     # To one peer about 28 GB/s on A2 (arXiv 2506.12708, msmodeling), 0.5 us away.
     "ascend-a2": lambda: _ascend("ascend-a2", link=19_600, remote_ns=500),
-    # 392 / 2 GB/s a die; one hop 0.93 us (UBEP, arXiv 2607.06202).
-    "ascend-a3": lambda: _ascend("ascend-a3", link=137_200, remote_ns=930),
+    # 392 / 2 GB/s a die. The other die of the package 0.22 us away, one hop 0.93 us, two hops 2.5 us (UBEP, arXiv
+    # 2607.06202); one hop within the 16 dies of a node [derived]. Plans are made for one hop, and simulated with all.
+    "ascend-a3": lambda: _ascend(
+        "ascend-a3", link=137_200, remote_ns=930, near=((2, 220), (16, 930), (MAX_RANKS, 2_500))
+    ),
 }
 
 
 def get_device(device: str | Device) -> Device:
-    """A device by name, or the given one."""
+    """A device by name or from a TOML file (a name that ends in .toml), or the given one."""
     if isinstance(device, Device):
         return device
+    if isinstance(device, str) and device.endswith(".toml"):
+        from hyper_mpmd.scheduler.device_file import read_device
+
+        return read_device(device)
     try:
         return _DEVICES[device]()
     except (KeyError, TypeError):
-        raise UnknownDeviceError(f"no device is called {device!r}; known: {', '.join(_DEVICES)}") from None
+        known = ", ".join(_DEVICES)
+        raise UnknownDeviceError(f"no device is called {device!r}; known: {known}, or FILE.toml") from None
 
 
 def device_names() -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from hyper_mpmd.tasks.tensor import Routing
 
 if TYPE_CHECKING:
     from hyper_mpmd.scheduler.prove import Proof
+    from hyper_mpmd.scheduler.simulate import Simulation
     from hyper_mpmd.scheduler.timeline import Timeline
 
 
@@ -172,6 +173,24 @@ class Plan:
         from hyper_mpmd.scheduler.prove import prove
 
         return prove([self], backend)
+
+    def simulate(
+        self,
+        *,
+        seed: int = 0,
+        jitter: float = 0.0,
+        device: str | Device | None = None,
+        backend: Literal["native", "python"] | None = None,
+    ) -> Simulation:
+        """Simulate the plan in virtual time on its device; see `hyper_mpmd.scheduler.simulate.simulate`.
+
+        The graph must be one for one rank; a world has `World.simulate`.
+
+        Errors: WorldSizeError, SimulationError, HangError, PlanFormatError.
+        """
+        from hyper_mpmd.scheduler.simulate import simulate
+
+        return simulate([self], seed=seed, jitter=jitter, device=device, backend=backend)
 
     def run(
         self,

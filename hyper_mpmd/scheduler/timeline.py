@@ -1,4 +1,4 @@
-"""Timelines: what each core does when, predicted by the schedule or measured by the engine. One model for both."""
+"""Timelines: what each core does when, predicted by the schedule, simulated, or measured by the engine. One model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRACE = np.dtype(
 class Timeline:
     """Spans of all cores, times in nanoseconds from the first one's start."""
 
-    kind: Literal["predicted", "measured"]
+    kind: Literal["predicted", "simulated", "measured"]
     cores: tuple[str, ...]  # "AIC 3", with "r1 " before it in a world
     ops: tuple[str, ...]
     spans: NDArray[np.void]  # SPAN
@@ -59,8 +59,13 @@ def measured(plans: Sequence[Plan], traces: Sequence[NDArray[np.void]]) -> Timel
     return _timeline("measured", plans, traces)
 
 
+def simulated(plans: Sequence[Plan], records: Sequence[NDArray[np.void]]) -> Timeline:
+    """The timeline of a simulation, from its records (`simulate.SIMULATED`), one array a rank."""
+    return _timeline("simulated", plans, records)
+
+
 def _timeline(
-    kind: Literal["predicted", "measured"], plans: Sequence[Plan], times: Sequence[NDArray[np.void]]
+    kind: Literal["predicted", "simulated", "measured"], plans: Sequence[Plan], times: Sequence[NDArray[np.void]]
 ) -> Timeline:
     cores: list[str] = []
     parts = []
@@ -69,7 +74,7 @@ def _timeline(
         spans["rank"], spans["op"], spans["task"] = plan.rank, plan.tasks["op"], np.arange(len(plan.tasks))
         spans["core"] = plan.queue_of + len(cores)
         spans["start_ns"], spans["end_ns"] = time["start_ns"], time["end_ns"]
-        if kind == "measured":
+        if kind != "predicted":
             spans["wait_ns"] = time["start_ns"] - time["blocked_ns"]
         prefix = f"r{plan.rank} " if len(plans) > 1 else ""
         cores.extend(prefix + plan.core_name(queue) for queue in range(len(plan.sections["queues"])))

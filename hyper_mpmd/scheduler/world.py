@@ -9,7 +9,9 @@ from hyper_mpmd.errors import PlanFormatError, WorldSizeError
 from hyper_mpmd.scheduler.plan import Plan
 
 if TYPE_CHECKING:
+    from hyper_mpmd.scheduler.device import Device
     from hyper_mpmd.scheduler.prove import Proof
+    from hyper_mpmd.scheduler.simulate import Simulation
     from hyper_mpmd.scheduler.timeline import Timeline
 
 
@@ -60,6 +62,22 @@ class World:
         from hyper_mpmd.scheduler.prove import prove
 
         return prove(self.plans, backend)
+
+    def simulate(
+        self,
+        *,
+        seed: int = 0,
+        jitter: float = 0.0,
+        device: str | Device | None = None,
+        backend: Literal["native", "python"] | None = None,
+    ) -> Simulation:
+        """Simulate the plans together in virtual time on their device; see `hyper_mpmd.scheduler.simulate.simulate`.
+
+        Errors: WorldSizeError, SimulationError, HangError, PlanFormatError.
+        """
+        from hyper_mpmd.scheduler.simulate import simulate
+
+        return simulate(self.plans, seed=seed, jitter=jitter, device=device, backend=backend)
 
     def run(
         self,

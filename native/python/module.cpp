@@ -17,4 +17,5 @@ NB_MODULE(_native, m) {
   hyper_mpmd::bind_prover(m);
   hyper_mpmd::bind_records(m);
   hyper_mpmd::bind_shmem(m);
+  hyper_mpmd::bind_simulator(m);
 }

@@ -120,6 +120,7 @@ void make_device(pl::Device* self, const std::array<int64_t, 3>& cores, const st
 pl::Policy policy_of(const std::string& name) {
   if (name == "O0") return pl::Policy::kO0;
   if (name == "O1") return pl::Policy::kO1;
+  if (name == "serial") return pl::Policy::kSerial;
   throw pl::BadProgram("no policy is called '" + name + "'");
 }
 

@@ -61,8 +61,9 @@ void check(const ProgramView& p) {
 
 // Under O0 the end of a launch orders ops, so events of this rank's own are left out.
 Plan assemble(const ProgramView& program, const Device& device, Policy policy) {
-  Placement place = policy == Policy::kO0 ? schedule_o0(program, device) : schedule_o1(program, device);
-  const auto dropped = static_cast<uint32_t>(policy == Policy::kO0 ? program.local_events : 0);
+  Placement place =
+      policy == Policy::kO1 ? schedule_o1(program, device) : schedule_o0(program, device, policy == Policy::kSerial);
+  const auto dropped = static_cast<uint32_t>(policy == Policy::kO1 ? 0 : program.local_events);
   Plan plan;
   plan.ops.assign(program.ops.begin(), program.ops.end());
   plan.tensors.assign(program.tensors.begin(), program.tensors.end());

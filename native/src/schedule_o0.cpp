@@ -1,4 +1,5 @@
 // Policy O0: a launch an op. Independent ops of one wave run on disjoint shares of the cores where they fit.
+// Policy serial: the same with one op at a time, each on all cores of its kind.
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -19,9 +20,10 @@ struct Share {
 
 class OpByOp {
  public:
-  OpByOp(const ProgramView& program, const Device& device)
+  OpByOp(const ProgramView& program, const Device& device, bool serial)
       : p_(program),
         device_(device),
+        serial_(serial),
         pools_(pools(device)),
         arrivals_(program, device),
         tasks_of_(program.ops.size(), [&](auto&& pair) {
@@ -38,6 +40,7 @@ class OpByOp {
 
   const ProgramView& p_;
   const Device& device_;
+  const bool serial_;
   std::vector<Pool> pools_;
   Arrivals arrivals_;
   Groups tasks_of_;
@@ -105,7 +108,13 @@ std::vector<std::vector<uint32_t>> OpByOp::waves() {
     found[{p_.ops[op].hop, deepest}].push_back(op);
   }
   std::vector<std::vector<uint32_t>> ordered;
-  for (auto& [key, ops] : found) ordered.push_back(std::move(ops));
+  for (auto& [key, ops] : found) {
+    if (serial_) {
+      for (uint32_t op : ops) ordered.push_back({op});
+    } else {
+      ordered.push_back(std::move(ops));
+    }
+  }
   return ordered;
 }
 
@@ -146,7 +155,11 @@ void OpByOp::launch(uint32_t op) {
   const auto [pool, first, last] = share_[op];
   const auto number = static_cast<uint32_t>(place_.launches.size());
   const auto dependency_begin = static_cast<uint32_t>(place_.dependencies.size());
-  for (uint32_t b : before_[op]) place_.dependencies.push_back(launch_of_[b]);
+  if (!serial_) {
+    for (uint32_t b : before_[op]) place_.dependencies.push_back(launch_of_[b]);
+  } else if (number != 0) {
+    place_.dependencies.push_back(number - 1);  // which waited for all before it
+  }
   std::sort(place_.dependencies.begin() + dependency_begin, place_.dependencies.end());
   host_ += device_.launch_ns;
   int64_t begin = host_;
@@ -202,9 +215,9 @@ Placement OpByOp::run() {
 
 }  // namespace
 
-Placement schedule_o0(const ProgramView& program, const Device& device) {
+Placement schedule_o0(const ProgramView& program, const Device& device, bool serial) {
   check_times(program, device);
-  return OpByOp(program, device).run();
+  return OpByOp(program, device, serial).run();
 }
 
 }  // namespace hyper_mpmd::planner

@@ -52,7 +52,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, policies: tuple[str, ...] = ("O0", "O1"), most_ranks: int = 4) -> Case:
+def cases(draw: st.DrawFn, policies: tuple[str, ...] = ("O0", "O1", "serial"), most_ranks: int = 4) -> Case:
     graph = draw(graphs(ranks=draw(st.integers(1, most_ranks))))
     return Case(
         graph,

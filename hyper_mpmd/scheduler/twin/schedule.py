@@ -8,8 +8,9 @@ queue goes down in hop level. O0 gives each op a launch of its own.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -203,7 +204,7 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
     return place
 
 
-def schedule_o0(program: TileProgram, device: Device) -> Placement:
+def schedule_o0(program: TileProgram, device: Device, serial: bool = False) -> Placement:
     check_times(program, device)
     flow = Flow(program)
     arrivals = Arrivals(program, device)
@@ -232,11 +233,16 @@ def schedule_o0(program: TileProgram, device: Device) -> Placement:
     free = [[0] * n for _, n in cores]
     launch_of: dict[int, int] = {}
     host = 0
-    for wave in sorted(waves):
-        share = _partition(program, device, cores, waves[wave], flow, tasks_of)
-        for op in waves[wave]:
+    ordered = [waves[wave] for wave in sorted(waves)]
+    if serial:
+        ordered = [[op] for wave in ordered for op in wave]
+    for wave in ordered:
+        share = _partition(program, device, cores, wave, flow, tasks_of)
+        for op in wave:
             pool, first, last = share[op]
             dependencies = sorted(launch_of[b] for b in before[op])
+            if serial:
+                dependencies = [len(place.launches) - 1] if place.launches else []
             host += device.launch_ns
             begin = max([host, *(place.launches[d][4] for d in dependencies)])
             load = {core: max(free[pool][core], begin) for core in range(first, last)}
@@ -299,7 +305,11 @@ def _partition(
     return share
 
 
-POLICIES = {"O0": schedule_o0, "O1": schedule_o1}
+POLICIES: dict[str, Callable[[TileProgram, Device], Placement]] = {
+    "O0": schedule_o0,
+    "O1": schedule_o1,
+    "serial": partial(schedule_o0, serial=True),
+}
 
 
 def assemble(program: TileProgram, place: Placement, device: Device, policy: str) -> dict[str, R.Records]:
@@ -307,7 +317,7 @@ def assemble(program: TileProgram, place: Placement, device: Device, policy: str
 
     Under O0 the end of a launch orders ops, so events of this rank's own are left out.
     """
-    dropped = program.local_events if policy == "O0" else 0
+    dropped = 0 if policy == "O1" else program.local_events
     tasks: list[np.void] = []
     stores: dict[str, list[R.Records]] = {"access": [], "wait": [], "signal": []}
     queues: list[tuple[int, int, int, int]] = []

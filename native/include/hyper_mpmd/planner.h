@@ -384,8 +384,8 @@ struct Placement {
   std::vector<uint32_t> dependencies;
 };
 
-enum class Policy { kO0, kO1 };
-Placement schedule_o0(const ProgramView&, const Device&);
+enum class Policy { kO0, kO1, kSerial };
+Placement schedule_o0(const ProgramView&, const Device&, bool serial);
 Placement schedule_o1(const ProgramView&, const Device&);
 
 // ---- assemble.cpp
