@@ -1,4 +1,4 @@
-"""The command `hyper-mpmd`: run, plan, check and show a task graph.
+"""The command `hyper-mpmd`: run, plan, check, show and explain-hang for task graphs.
 
 Only typer is imported here; torch, numpy, pydantic and the native module are imported by the command that needs them,
 so that --help answers at once. Results go to stdout, talk to stderr. Exit status: 0 fine, 1 refused or a wrong result,
@@ -342,6 +342,19 @@ def show(
         most_rows=rows,
         as_json=json,
     )
+
+
+@app.command("explain-hang")
+def explain_hang(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file that LaunchTimeout names.", exists=True, dir_okay=False)
+    ],
+    json: Json = False,
+) -> None:
+    """Explain a launch that passed its deadline: the chain of waits and its root cause, from the file it left."""
+    from hyper_mpmd.cli.explain_hang import explain_hang_command
+
+    explain_hang_command(file, as_json=json)
 
 
 def _is_saved(context: typer.Context, graph: str, sizes: tuple[Any, ...], *more: str) -> bool:

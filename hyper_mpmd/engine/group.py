@@ -7,6 +7,7 @@ counters are allocated once and grow when a plan needs more; all ranks see that 
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -233,9 +234,9 @@ class GroupEngine:
         deadline = status in (TIMED_OUT, NOT_ENTERED)
         first = heap.end_launch(REASON_DEADLINE if deadline else REASON_ERROR, f"{heap.name(self.rank)}: {error}")
         if first is not None and first[0] != self.rank and deadline:
-            raise LaunchTimeout(first[2]) from None
+            raise LaunchTimeout(first[2], *_data(error)) from None
         if deadline:
-            raise LaunchTimeout(f"{heap.name(self.rank)}: {error}") from None
+            raise LaunchTimeout(f"{heap.name(self.rank)}: {error}", *_data(error)) from None
         raise error
 
     def _raise_end(self, launch: str) -> NoReturn:
@@ -264,6 +265,11 @@ def _tag(plan: Plan) -> int:
         same = plan.header.model_dump_json(exclude={"rank"})
         known = plan.__dict__["_tag"] = int.from_bytes(hashlib.sha256(same.encode()).digest()[:8], "little")
     return int(known)
+
+
+def _data(error: Exception) -> tuple[dict[str, Any], Path | None]:
+    """What this rank saw of its own cores."""
+    return (error.report, error.path) if isinstance(error, LaunchTimeout) else ({}, None)
 
 
 def _short(error: Any) -> str:
