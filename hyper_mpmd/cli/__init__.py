@@ -30,6 +30,12 @@ class _Group(TyperGroup):
                 raise
             typer.echo(f"hyper-mpmd: {type(error).__name__}: {error}", err=True)
             raise typer.Exit(1) from None
+        except ImportError as error:
+            if "_native" not in f"{error.name} {error}":
+                raise
+            reason = " ".join(str(error).split())
+            typer.echo(f"hyper-mpmd: the native module cannot be imported ({reason}): run `make setup`", err=True)
+            raise typer.Exit(1) from None
 
 
 app = typer.Typer(
