@@ -7,7 +7,6 @@ counters are allocated once and grow when a plan needs more; all ranks see that 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch.distributed as dist
 
 from hyper_mpmd import _native, shmem
 from hyper_mpmd.engine.bindings import check_inputs, make_outputs
+from hyper_mpmd.engine.hang import leading_lines
 from hyper_mpmd.engine.python_kernels import PythonKernels
 from hyper_mpmd.engine.run import (
     DONE,
@@ -37,6 +37,7 @@ from hyper_mpmd.shmem.heap import REASON_DEADLINE, REASON_ERROR, REASON_INTERRUP
 from hyper_mpmd.tasks.tensor import ITEM_BYTES
 
 _LINE_BYTES = 4 * WORDS_PER_LINE
+_SHARED_TEXT_BYTES = 56 * 8  # shmem_layout.h, abort_text
 
 
 class GroupEngine:
@@ -232,11 +233,12 @@ class GroupEngine:
         else:
             error = launch_error([plan], kernels.error, status, *told)
         deadline = status in (TIMED_OUT, NOT_ENTERED)
-        first = heap.end_launch(REASON_DEADLINE if deadline else REASON_ERROR, f"{heap.name(self.rank)}: {error}")
-        if first is not None and first[0] != self.rank and deadline:
-            raise LaunchTimeout(first[2], *_data(error)) from None
+        # All ranks raise the same text: what the heap has room for.
+        text = leading_lines(f"{heap.name(self.rank)}: {error}", _SHARED_TEXT_BYTES)
+        first = heap.end_launch(REASON_DEADLINE if deadline else REASON_ERROR, text)
         if deadline:
-            raise LaunchTimeout(f"{heap.name(self.rank)}: {error}", *_data(error)) from None
+            report, path = (error.report, error.path) if isinstance(error, LaunchTimeout) else ({}, None)
+            raise LaunchTimeout(text if first is None else first[2], report, path) from None
         raise error
 
     def _raise_end(self, launch: str) -> NoReturn:
@@ -265,11 +267,6 @@ def _tag(plan: Plan) -> int:
         same = plan.header.model_dump_json(exclude={"rank"})
         known = plan.__dict__["_tag"] = int.from_bytes(hashlib.sha256(same.encode()).digest()[:8], "little")
     return int(known)
-
-
-def _data(error: Exception) -> tuple[dict[str, Any], Path | None]:
-    """What this rank saw of its own cores."""
-    return (error.report, error.path) if isinstance(error, LaunchTimeout) else ({}, None)
 
 
 def _short(error: Any) -> str:

@@ -154,10 +154,10 @@ def _doing(core: Mapping[str, Any]) -> str:
 
 
 def hang_text(report: Mapping[str, Any]) -> str:
-    """The cores that wait and whom they wait for, then the root cause; at most 20 lines or so."""
+    """The root cause, then the cores that wait and whom they wait for; at most 20 lines or so."""
     waiting = [core for core in report["cores"] if core["state"] == "waiting"]
     busy = [core for core in report["cores"] if core["state"] == "running"]
-    lines = []
+    lines = [f"root cause: {report['root']['text']}"]
     for core in waiting[:_MOST_LINES]:
         line = f"{_place(report, core)}: {_doing(core)}"
         if core["signallers"]:
@@ -172,7 +172,14 @@ def hang_text(report: Mapping[str, Any]) -> str:
     lines += [f"{_place(report, core)}: {_doing(core)}" for core in busy[:4]]
     done = sum(core["state"] == "done" for core in report["cores"])
     lines.append(f"{len(waiting)} waiting, {len(busy)} inside a task, {done} done")
-    return "\n".join([*lines, f"root cause: {report['root']['text']}"])
+    return "\n".join(lines)
+
+
+def leading_lines(text: str, most_bytes: int) -> str:
+    """As many whole lines of the text as fit."""
+    while len(text.encode()) > most_bytes and "\n" in text:
+        text = text[: text.rindex("\n")]
+    return text
 
 
 def write_hang(report: Mapping[str, Any]) -> Path:

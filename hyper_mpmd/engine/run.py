@@ -205,9 +205,9 @@ def launch_error(
 def _timeout(plans: Sequence[Plan], blocked: list[Standing], running: list[Standing], seconds: float) -> LaunchTimeout:
     """The error of a launch past its deadline, with its data, which are also written to a file."""
     report = hang_report(plans, blocked, running, seconds)
-    text = f"launch passed its deadline after {seconds:.2f} s\n{hang_text(report)}"
+    head, rest = f"launch passed its deadline after {seconds:.2f} s", hang_text(report)
     try:
         path = write_hang(report)
     except OSError as error:
-        return LaunchTimeout(f"{text}\nno file was written: {error} (set {DIRECTORY} to a directory)", report)
-    return LaunchTimeout(f"{text}\nhyper-mpmd explain-hang {path}", report, path)
+        return LaunchTimeout(f"{head}\n{rest}\nno file was written: {error} (set {DIRECTORY} to a directory)", report)
+    return LaunchTimeout(f"{head}; hyper-mpmd explain-hang {path}\n{rest}", report, path)
