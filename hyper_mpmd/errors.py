@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 
@@ -160,4 +161,17 @@ class TaskFailedError(HyperMpmdError, RuntimeError):
 
 
 class LaunchTimeout(HyperMpmdError, TimeoutError, RuntimeError):
-    """A launch passed its deadline; the message names rank, core, task, event, have and need."""
+    """A launch passed its deadline; the message names rank, core, task, event, have and need, and the root cause.
+
+    report: the same as plain data ({} where a rank never entered the launch): "cores", each with its state, and "root".
+    path: the JSON file that holds it, for `hyper-mpmd explain-hang`; None where none was written.
+    """
+
+    def __init__(self, message: str, report: dict[str, Any] | None = None, path: Path | None = None) -> None:
+        super().__init__(message)
+        self.report = report or {}
+        self.path = path
+
+
+class HangFileError(HyperMpmdError, ValueError):
+    """A file for `explain-hang` that is not one, is damaged, or has another version."""

@@ -1,4 +1,4 @@
-"""The command `hyper-mpmd`: run, plan, check and show a task graph.
+"""The command `hyper-mpmd`: run, plan, check, show and explain-hang for task graphs.
 
 Only typer is imported here; torch, numpy, pydantic and the native module are imported by the command that needs them,
 so that --help answers at once. Results go to stdout, talk to stderr. Exit status: 0 fine, 1 refused or a wrong result,
@@ -29,6 +29,12 @@ class _Group(TyperGroup):
             if isinstance(error, BrokenPipeError):
                 raise
             typer.echo(f"hyper-mpmd: {type(error).__name__}: {error}", err=True)
+            raise typer.Exit(1) from None
+        except ImportError as error:
+            if "_native" not in f"{error.name} {error}":
+                raise
+            reason = " ".join(str(error).split())
+            typer.echo(f"hyper-mpmd: the native module cannot be imported ({reason}): run `make setup`", err=True)
             raise typer.Exit(1) from None
 
 
@@ -433,6 +439,19 @@ def show(
         most_rows=rows,
         as_json=json,
     )
+
+
+@app.command("explain-hang")
+def explain_hang(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The file that LaunchTimeout names.", exists=True, dir_okay=False)
+    ],
+    json: Json = False,
+) -> None:
+    """Explain a launch that passed its deadline: the chain of waits and its root cause, from the file it left."""
+    from hyper_mpmd.cli.explain_hang import explain_hang_command
+
+    explain_hang_command(file, as_json=json)
 
 
 def _is_saved(context: typer.Context, graph: str, sizes: tuple[Any, ...], *more: str) -> bool:

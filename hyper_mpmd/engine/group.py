@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from hyper_mpmd import _native, shmem
 from hyper_mpmd.engine.bindings import check_inputs, make_outputs
+from hyper_mpmd.engine.hang import leading_lines
 from hyper_mpmd.engine.python_kernels import PythonKernels
 from hyper_mpmd.engine.run import (
     DONE,
@@ -36,6 +37,7 @@ from hyper_mpmd.shmem.heap import REASON_DEADLINE, REASON_ERROR, REASON_INTERRUP
 from hyper_mpmd.tasks.tensor import ITEM_BYTES
 
 _LINE_BYTES = 4 * WORDS_PER_LINE
+_SHARED_TEXT_BYTES = 56 * 8  # shmem_layout.h, abort_text
 
 
 class GroupEngine:
@@ -231,11 +233,12 @@ class GroupEngine:
         else:
             error = launch_error([plan], kernels.error, status, *told)
         deadline = status in (TIMED_OUT, NOT_ENTERED)
-        first = heap.end_launch(REASON_DEADLINE if deadline else REASON_ERROR, f"{heap.name(self.rank)}: {error}")
-        if first is not None and first[0] != self.rank and deadline:
-            raise LaunchTimeout(first[2]) from None
+        # All ranks raise the same text: what the heap has room for.
+        text = leading_lines(f"{heap.name(self.rank)}: {error}", _SHARED_TEXT_BYTES)
+        first = heap.end_launch(REASON_DEADLINE if deadline else REASON_ERROR, text)
         if deadline:
-            raise LaunchTimeout(f"{heap.name(self.rank)}: {error}") from None
+            report, path = (error.report, error.path) if isinstance(error, LaunchTimeout) else ({}, None)
+            raise LaunchTimeout(text if first is None else first[2], report, path) from None
         raise error
 
     def _raise_end(self, launch: str) -> NoReturn:

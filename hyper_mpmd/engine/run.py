@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hyper_mpmd import _native
 from hyper_mpmd.engine.bindings import check_inputs, make_outputs, tensor_index
+from hyper_mpmd.engine.hang import DIRECTORY, Standing, hang_report, hang_text, write_hang
 from hyper_mpmd.engine.python_kernels import PythonKernels
 from hyper_mpmd.engine.reference import run_reference
 from hyper_mpmd.engine.torch_gemm import lend
@@ -26,7 +27,7 @@ from hyper_mpmd.errors import (
 from hyper_mpmd.scheduler.device import usable_cores
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.prove import native_sections, proof_of, require_proof
-from hyper_mpmd.scheduler.records import NONE, ROLES
+from hyper_mpmd.scheduler.records import ROLES
 from hyper_mpmd.scheduler.timeline import TRACE, Timeline, measured
 
 ENGINES = ("native", "reference")
@@ -125,7 +126,7 @@ def _launch(
         copies.append(copied)
     workspaces = [member.workspace for member in prepared]
     kernels = PythonKernels(plans, prepared, workspaces, inputs, outputs)
-    status, rank, task, reason, blocked, seconds, _ = _native.engine.launch(
+    status, rank, task, reason, blocked, running, seconds, _ = _native.engine.launch(
         prepared,
         workspaces,
         None,
@@ -137,7 +138,7 @@ def _launch(
         kernels,
     )
     if status != DONE:
-        raise launch_error(plans, kernels.error, status, rank, task, reason, blocked, seconds)
+        raise launch_error(plans, kernels.error, status, rank, task, reason, blocked, running, seconds)
     return outputs
 
 
@@ -178,7 +179,8 @@ def launch_error(
     rank: int,
     task: int,
     reason: str,
-    blocked: list[tuple[int, int, int, int, int, int]],
+    blocked: list[Standing],
+    running: list[Standing],
     seconds: float,
 ) -> HyperMpmdError:
     """The error of a launch that did not end well, in the names that people gave."""
@@ -190,7 +192,7 @@ def launch_error(
         error.__cause__ = cause
         return error
     if status == TIMED_OUT:
-        return LaunchTimeout(f"launch passed its deadline after {seconds:.2f} s; {_describe_blocked(by_rank, blocked)}")
+        return _timeout(plans, blocked, running, seconds)
     if status == NESTED:
         return NestedRunError("run was called from inside a kernel; its workers are busy running that kernel")
     if status == CLOSED:
@@ -200,21 +202,12 @@ def launch_error(
     return EngineError(f"{where}the engine could not start its workers: {reason or 'no more threads'}")
 
 
-def _describe_blocked(plans: Mapping[int, Plan], blocked: list[tuple[int, int, int, int, int, int]]) -> str:
-    """Each core that stood, its task and what it lacked."""
-    if not blocked:
-        return "every core was inside a task"
-    lines = []
-    for rank, queue, task, event, have, need in sorted(blocked):
-        plan = plans[rank]
-        where = f"rank {rank}, " if plan.ranks > 1 else ""
-        if task == NONE:
-            signaller = int(plan.sections["events"]["signaller"][event])
-            op = plan.graph.nodes[int(plan.sections["events"]["op"][event])]
-            taken = list(plan.graph.tensors)[int(plan.sections["events"]["tensor"][event])] in op.inputs
-            what = f"rank {signaller} to pull rows" if taken else f"rows of rank {signaller}"
-            lines.append(f"{where}the end of the launch waits for {what} (have {have}, need {need})")
-            continue
-        lacking = "its launch" if event == NONE else f"event {event} (have {have}, need {need})"
-        lines.append(f"{where}{plan.core_name(queue)}: {plan.task_name(task)} waits for {lacking}")
-    return "; ".join(lines)
+def _timeout(plans: Sequence[Plan], blocked: list[Standing], running: list[Standing], seconds: float) -> LaunchTimeout:
+    """The error of a launch past its deadline, with its data, which are also written to a file."""
+    report = hang_report(plans, blocked, running, seconds)
+    head, rest = f"launch passed its deadline after {seconds:.2f} s", hang_text(report)
+    try:
+        path = write_hang(report)
+    except OSError as error:
+        return LaunchTimeout(f"{head}\n{rest}\nno file was written: {error} (set {DIRECTORY} to a directory)", report)
+    return LaunchTimeout(f"{head}; hyper-mpmd explain-hang {path}\n{rest}", report, path)

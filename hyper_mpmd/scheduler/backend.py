@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -156,7 +157,7 @@ def _bytes(records: Records, name: str) -> NDArray[np.uint8]:
 
 
 def get_backend(name: Literal["native", "python"] | None) -> Backend:
-    """The backend of that name; for None the native one where it is installed, else the twin."""
+    """The backend of that name; for None the native one where it is installed, else the twin, with a warning once."""
     if name == "python":
         return PythonBackend()
     if name not in (None, "native"):
@@ -165,8 +166,19 @@ def get_backend(name: Literal["native", "python"] | None) -> Backend:
         from hyper_mpmd._native import planner
     except ImportError as error:
         if name is None:
+            _warn_of_twin(str(error))
             return PythonBackend()
         raise UnknownBackendError(
             f"the native backend is not installed ({error}); build it with `make setup`, or use backend='python'"
         ) from error
     return NativeBackend(planner)
+
+
+@cache
+def _warn_of_twin(reason: str) -> None:
+    warnings.warn(
+        f"the native module cannot be imported ({reason}): the slow Python twin makes plans, and nothing can run; "
+        "build it with `make setup`, or say backend='python'",
+        RuntimeWarning,
+        stacklevel=4,
+    )

@@ -139,10 +139,11 @@ nb::tuple launch_all(const std::vector<Prepared*>& plans, const std::vector<Work
     if (group == nullptr) throw error;
     raised = nb::borrow(error.value());
   }
-  nb::list blocked;
+  nb::list blocked, running;
   for (const BlockedCore& core : outcome.blocked) blocked.append(blocked_tuple(core));
+  for (const BlockedCore& core : outcome.running) running.append(blocked_tuple(core));
   return nb::make_tuple(static_cast<uint32_t>(outcome.status), outcome.rank, outcome.task, outcome.reason, blocked,
-                        outcome.seconds, raised);
+                        running, outcome.seconds, raised);
 }
 
 // Memory of a tensor that a workspace holds, while the plan runs in it.

@@ -99,10 +99,19 @@ class CpuPlatform {
   static uint32_t load_acquire(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
   static void add_release(uint32_t* word) { __atomic_fetch_add(word, 1, __ATOMIC_RELEASE); }
   bool stopped() const { return job_.stopped(); }
-  void pause() { backoff_.wait(); }
-  void progress() { backoff_.reset(); }
+  void pause() {
+    last_ = kNone;
+    backoff_.wait();
+  }
+  void progress() {
+    last_ = kNone;
+    backoff_.reset();
+  }
+  // The task that the worker has been in since it last looked round; kNone if it found nothing to run since.
+  uint32_t last() const { return last_; }
 
   bool run(const TaskRecord& task, uint32_t number) {
+    last_ = number;
     const PlanImage& image = *launch_.image;
     const auto kernel = static_cast<Kernel>(image.ops[task.op].kernel);
     if (kernel == Kernel::kNop) return true;
@@ -146,6 +155,7 @@ class CpuPlatform {
   uint32_t worker_;
   kernels::Scratch& scratch_;
   Backoff backoff_;
+  uint32_t last_ = kNone;
 };
 
 // The queues of one worker: each kind's queues with tasks are dealt out in turn.
@@ -166,9 +176,14 @@ void note_blocked(Platform& platform, Job& job, uint32_t rank, const std::vector
                   const std::vector<Cursor>& cursors) {
   const RankView& view = job.views[rank];
   const PlanImage& image = *(*job.ranks)[rank].image;
-  std::vector<BlockedCore> found;
+  std::vector<BlockedCore> found, running;
   for (size_t i = 0; i < cursors.size(); ++i) {
     Cursor cursor = cursors[i];
+    const QueueRecord& queue = image.queues[queues[i]];
+    if (platform.last() != kNone && platform.last() - queue.begin < queue.count) {
+      running.push_back({image.rank, queues[i], platform.last(), kNone, 0, 0});
+      continue;
+    }
     if (cursor.next == cursor.end || ready(platform, view, cursor)) continue;
     const TaskRecord& task = image.tasks[cursor.next];
     BlockedCore core{image.rank, queues[i], cursor.next, kNone, 0, 0};
@@ -182,6 +197,7 @@ void note_blocked(Platform& platform, Job& job, uint32_t rank, const std::vector
   }
   const std::lock_guard lock(job.mutex);
   job.outcome.blocked.insert(job.outcome.blocked.end(), found.begin(), found.end());
+  job.outcome.running.insert(job.outcome.running.end(), running.begin(), running.end());
 }
 
 template <bool kTraced>
@@ -194,10 +210,9 @@ void work_as(Job& job, uint32_t thread, kernels::Scratch& scratch) {
     cursors.push_back({image.queues[q].begin, image.queues[q].begin + image.queues[q].count, 0});
   }
   CpuPlatform<kTraced> platform(job, rank, thread % job.workers, scratch);
-  if (!walk(platform, job.views[rank], cursors.data(), static_cast<uint32_t>(cursors.size()))) {
-    note_blocked(platform, job, rank, queues, cursors);
-    return;
-  }
+  const bool done = walk(platform, job.views[rank], cursors.data(), static_cast<uint32_t>(cursors.size()));
+  // A worker that came to its end after the launch was ended was inside its last task then.
+  if (!done || job.stopped()) note_blocked(platform, job, rank, queues, cursors);
 }
 
 inline void work(Job& job, uint32_t thread, kernels::Scratch& scratch) {

@@ -127,6 +127,7 @@ void a_deadline_ends_the_launch_and_names_what_was_missing() {
     CHECK_EQ(outcome.blocked[0].have, 1u);
     CHECK_EQ(outcome.blocked[0].need, 2u);
   }
+  CHECK_EQ(outcome.running.size(), size_t{0});  // the core that has signalled is done
   const PlanImage good = plans::chain(50, 2, 3);
   Workspace fresh;
   std::vector<float> x(3, 4), y(150, 0);

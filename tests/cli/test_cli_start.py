@@ -61,3 +61,27 @@ def test_a_refusal_is_one_line_on_stderr():
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
     assert "UnknownDeviceError" in result.stderr
+
+
+NO_NATIVE = "import sys; sys.modules['hyper_mpmd._native'] = None\n"
+
+
+def test_a_native_module_that_cannot_be_imported_is_one_line():
+    code = NO_NATIVE + "sys.argv = ['hyper-mpmd', 'run', 'moe-ffn']\nfrom hyper_mpmd.cli import main\nmain()"
+    result = python("-W", "ignore", "-c", code)
+    assert result.returncode == 1
+    assert result.stderr.startswith("hyper-mpmd: the native module cannot be imported (")
+    assert result.stderr.endswith("run `make setup`\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_planning_without_the_native_module_warns_once_and_plans():
+    code = NO_NATIVE + (
+        "import warnings\n"
+        "from hyper_mpmd.scheduler.backend import PythonBackend, get_backend\n"
+        "with warnings.catch_warnings(record=True) as seen:\n"
+        "    warnings.simplefilter('always')\n"
+        "    made = [get_backend(None) for _ in range(3)] + [get_backend('python')]\n"
+        "print(len(seen), 'make setup' in str(seen[0].message), all(isinstance(one, PythonBackend) for one in made))"
+    )
+    assert python("-c", code).stdout.split() == ["1", "True", "True"]

@@ -158,7 +158,9 @@ def test_a_deadline_is_one_error_on_all_ranks_and_the_next_launch_works():
     results = Ranks(2, late_job).results()
     texts = {seen[0] for _, seen, _ in results}
     assert len(texts) == 1, results
-    assert texts.pop().startswith("LaunchTimeout: rank ")
+    text = texts.pop()
+    assert text.startswith("LaunchTimeout: rank ")
+    assert "\nroot cause: rank " in text
     assert all(seen[1] == "fine" for _, seen, _ in results)
 
 

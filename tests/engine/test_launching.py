@@ -105,7 +105,7 @@ def test_a_launch_past_its_deadline_names_core_task_and_what_it_lacked():
     with pytest.raises(errors.LaunchTimeout) as caught:
         plan.run(**inputs, workers=2, timeout=0.1)
     assert isinstance(caught.value, TimeoutError)
-    assert re.search(r"AIV \d+: after\.t\d waits for event \d+ \(have 0, need 1\)", str(caught.value))
+    assert re.search(r"AIV \d+: after\.t\d waits for .*'slow.*' \(have 0, need 1\)", str(caught.value))
     PROBE.clear()
     assert torch.equal(plan.run(**inputs, timeout=30)["y"], inputs["x"] * 4)
 

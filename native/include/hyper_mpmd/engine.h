@@ -122,6 +122,7 @@ struct LaunchOutcome {
   uint32_t rank = 0, task = 0;  // of the task that failed; the rank that the status speaks of
   std::string reason;
   std::vector<BlockedCore> blocked;  // event kNone: blocked by a launch that the host had not dispatched
+  std::vector<BlockedCore> running;  // cores that were inside `task`; event kNone
   double seconds = 0;
 };
 
