@@ -54,6 +54,7 @@ def test_every_point_that_an_op_makes_is_written_exactly_once(case):
 @settings(max_examples=80, deadline=None)
 def test_thresholds_equal_signals_and_peers_agree_on_slots(case):
     plans = case.compile()
+    pulls = any(getattr(node.op, "mode", "push") == "pull" for node in case.graph.nodes)
     signals: Counter[tuple[int, int, bool]] = Counter()  # rank, event or slot, whether it comes from another rank
     sent = {}
     for rank, plan in enumerate(plans):
@@ -81,7 +82,10 @@ def test_thresholds_equal_signals_and_peers_agree_on_slots(case):
                 assert slot == peer.sections["peers"]["credit_slot"][rank]
                 assert heap == peer.sections["peers"]["heap_words"][rank]
                 continue
-            assert signals.pop((rank, slot, True)) == event["threshold"] == 1
+            assert signals.pop((rank, slot, True)) == event["threshold"] > 0
+            if pulls:  # then whatever writes a peer's rows signals them, as many times as there are tiles
+                continue
+            assert event["threshold"] == 1
             source, op, number, box = sent[rank, slot]
             assert (source, op, number) == (event["signaller"], event["op"], event["order"])
             assert box["rank"] == rank
