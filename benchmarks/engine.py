@@ -92,7 +92,7 @@ def measure(tasks: int, rounds: int) -> list[dict[str, Any]]:
             )
     for number in range(rounds + 1):
         for case in cases:
-            status, _, _, _, _, seconds, _ = _native.engine.launch(
+            status, *_, seconds, _ = _native.engine.launch(
                 [case["plan"]], [], None, [[]], [[]], [], case["workers"], 120.0, lambda rank, task: True
             )
             if status != 0:
