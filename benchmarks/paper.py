@@ -110,7 +110,8 @@ def table(found: list[dict[str, Any]]) -> Table:
     """For people."""
     shown = Table(title="dispatch to combine, ms, simulated on ascend-a3", title_justify="left")
     for heading in ("EP", "direction", "routing", "serial", "paper's serial", "ours", "bound", "of bound", "paper"):
-        shown.add_column(heading, justify="left" if heading in ("direction", "routing") else "right")
+        words = heading in ("direction", "routing")
+        shown.add_column(heading, justify="left" if words else "right", no_wrap=words, min_width=8 if words else 1)
     for row in found:
         times = [
             "" if row[name] is None else f"{row[name]:.1f}"

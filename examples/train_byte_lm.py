@@ -202,7 +202,8 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, float
                 loss = F.cross_entropy(logits.flatten(0, 1), bytes_BS[:, 1:].flatten())
                 optimizer.zero_grad()
                 (loss + BALANCE * balance).backward()
-            measured[step] = runs
+            if runs:
+                measured[step] = runs
             for parameter in experts if ranks > 1 else ():
                 assert parameter.grad is not None
                 parameter.grad.div_(ranks)  # summed over the ranks' losses; DDP has averaged all others
@@ -215,7 +216,7 @@ def train(options: argparse.Namespace, rank: int, ranks: int) -> dict[str, float
             progress.update(task, advance=1, description=f"loss {losses[-1]:.3f}, skew {skews[-1]:.2f}")
     seconds = time.perf_counter() - began
     if options.timeline and rank == 0:
-        draw_quickest({step: runs for step, runs in measured.items() if runs}, ranks)
+        draw_quickest(measured, ranks)
     if options.save is not None:
         dcp.save(state(model, optimizer, first + options.steps), checkpoint_id=options.save, no_dist=ranks == 1)
     for block in model.blocks if not options.plain else ():

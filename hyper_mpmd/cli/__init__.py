@@ -1,4 +1,4 @@
-"""The command `hyper-mpmd`: run, plan, check, show and explain-hang for task graphs.
+"""The command `hyper-mpmd`: run, plan, check, simulate and draw task graphs, and explain what hung.
 
 Only typer is imported here; torch, numpy, pydantic and the native module are imported by the command that needs them,
 so that --help answers at once. Results go to stdout, talk to stderr. Exit status: 0 fine, 1 refused or a wrong result,
@@ -8,7 +8,6 @@ so that --help answers at once. Results go to stdout, talk to stderr. Exit statu
 from __future__ import annotations
 
 import sys
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,36 @@ import typer
 from typer.core import TyperGroup
 
 from hyper_mpmd import __version__
+from hyper_mpmd.cli.options import (
+    PLANNING,
+    RUNNING,
+    Backend,
+    DeviceName,
+    DispatchMode,
+    DType,
+    Dtype,
+    Experts,
+    Graph,
+    GraphOrPlan,
+    GraphOrPlans,
+    Hidden,
+    Intermediate,
+    Json,
+    Mode,
+    Policy,
+    PolicyName,
+    Processes,
+    Rank,
+    Ranks,
+    Repeat,
+    Routing,
+    Seed,
+    Shards,
+    Timeout,
+    Tokens,
+    TopK,
+    Workers,
+)
 from hyper_mpmd.errors import HyperMpmdError
 
 
@@ -49,141 +78,6 @@ app = typer.Typer(
 )
 
 
-class Policy(str, Enum):
-    """`hyper-mpmd policies` says what they do."""
-
-    O0 = "O0"
-    O1 = "O1"
-    serial = "serial"
-
-
-class DType(str, Enum):
-    """The dtypes of built-in graphs."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class DispatchMode(str, Enum):
-    """Who moves the rows on their way to the experts."""
-
-    push = "push"
-    pull = "pull"
-
-
-_BUILT_IN = "Built-in graphs"
-_PLANNING = "Planning"
-_RUNNING = "Running"
-
-
-def _size(default: int, text: str) -> Any:
-    text += f" \\[default: {default}]"
-    return typer.Option(metavar="N", min=1, help=text, show_default=False, rich_help_panel=_BUILT_IN)
-
-
-_GRAPH = typer.Argument(
-    metavar="GRAPH", help="moe-ffn, or FILE.py:FUNCTION (the function returns a TaskGraph, or a TaskGraph and loads)."
-)
-Graph = Annotated[str, _GRAPH]
-_FILES = f"{_GRAPH.help} Or a plan file that `plan --save` wrote; of a world the files of all ranks, in order."
-Graphs = Annotated[list[str], typer.Argument(metavar="GRAPH", help=_FILES)]
-Tokens = Annotated[int | None, _size(1024, "Tokens of each rank.")]
-Hidden = Annotated[int | None, _size(1024, "Hidden size.")]
-Intermediate = Annotated[int | None, _size(512, "Intermediate size of each expert.")]
-Experts = Annotated[int | None, _size(8, "Experts, over all ranks.")]
-TopK = Annotated[int | None, _size(2, "Experts that each token picks.")]
-Ranks = Annotated[
-    int | None,
-    typer.Option(
-        "--ep",
-        metavar="N",
-        min=1,
-        help="Ranks that share the experts out. \\[default: 1]",
-        show_default=False,
-        rich_help_panel=_BUILT_IN,
-    ),
-]
-Shards = Annotated[
-    int | None,
-    typer.Option(
-        "--tp",
-        metavar="N",
-        min=1,
-        help="Ranks that share each expert's intermediate size, of each of --ep. \\[default: 1]",
-        show_default=False,
-        rich_help_panel=_BUILT_IN,
-    ),
-]
-Dtype = Annotated[
-    DType | None,
-    typer.Option(
-        help="Of activations and weights. \\[default: float32]", show_default=False, rich_help_panel=_BUILT_IN
-    ),
-]
-Mode = Annotated[
-    DispatchMode | None,
-    typer.Option(
-        "--dispatch-mode",
-        help="Ranks push rows into their experts' ranks, or those pull them. \\[default: push]",
-        show_default=False,
-        rich_help_panel=_BUILT_IN,
-    ),
-]
-Routing = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATTERN|FILE",
-        help="How tokens pick experts: balanced, zipf:S (popularity falls as 1/place^S), single (all the same), or "
-        "JSON counts from a file (\\[E] or \\[W]\\[E]; for FILE.py:FUNCTION, the loads of its row spaces). "
-        "\\[default: zipf:1.2]",
-        show_default=False,
-        rich_help_panel=_BUILT_IN,
-    ),
-]
-Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Of routing and inputs.", rich_help_panel=_BUILT_IN)]
-DeviceName = Annotated[
-    str,
-    typer.Option("--device", metavar="NAME", help="cpu, ascend-a2, ascend-a3 or FILE.toml.", rich_help_panel=_PLANNING),
-]
-Rank = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=0,
-        help="Plan this rank of the world alone.",
-        show_default=False,
-        rich_help_panel=_PLANNING,
-    ),
-]
-Backend = Annotated[
-    str | None,
-    typer.Option(
-        metavar="native|python",
-        help="Who plans; by default native where it is installed.",
-        show_default=False,
-        rich_help_panel=_PLANNING,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        help="Threads of each rank. \\[default: as the machine allows]",
-        show_default=False,
-        rich_help_panel=_RUNNING,
-    ),
-]
-Repeat = Annotated[int, typer.Option(metavar="N", min=1, help="Timed runs of each policy.", rich_help_panel=_RUNNING)]
-Timeout = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0.001, help="Limit for each run.", rich_help_panel=_RUNNING)
-]
-Processes = Annotated[
-    bool, typer.Option("--processes", help="Each rank in a process of its own.", rich_help_panel=_RUNNING)
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout, and nothing else there.")]
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"hyper-mpmd {__version__}")
@@ -215,7 +109,7 @@ def run(
     seed: Seed = 0,
     policy: Annotated[
         Policy | None,
-        typer.Option(help="O0 or O1. \\[default: both, compared]", show_default=False, rich_help_panel=_PLANNING),
+        typer.Option(help="O0 or O1. \\[default: both, compared]", show_default=False, rich_help_panel=PLANNING),
     ] = None,
     device: DeviceName = "cpu",
     workers: Workers = None,
@@ -257,7 +151,7 @@ def plan(
     dtype: Dtype = None,
     dispatch_mode: Mode = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: PolicyName = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
@@ -267,7 +161,7 @@ def plan(
             metavar="FILE",
             help="Write the plan: JSON where the name ends in .json, else binary; a file a rank (.r0, ...).",
             show_default=False,
-            rich_help_panel=_PLANNING,
+            rich_help_panel=PLANNING,
         ),
     ] = None,
     json: Json = False,
@@ -284,7 +178,7 @@ def plan(
 @app.command()
 def check(
     context: typer.Context,
-    graph: Graphs,
+    graph: GraphOrPlans,
     tokens: Tokens = None,
     hidden: Hidden = None,
     intermediate: Intermediate = None,
@@ -296,7 +190,7 @@ def check(
     dtype: Dtype = None,
     dispatch_mode: Mode = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: PolicyName = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
@@ -324,7 +218,7 @@ def check(
 @app.command()
 def sim(
     context: typer.Context,
-    graph: Graphs,
+    graph: GraphOrPlans,
     tokens: Tokens = None,
     hidden: Hidden = None,
     intermediate: Intermediate = None,
@@ -336,7 +230,7 @@ def sim(
     dtype: Dtype = None,
     dispatch_mode: Mode = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: PolicyName = Policy.O1,
     device: DeviceName = "ascend-a3",
     changes: Annotated[
         list[str] | None,
@@ -345,7 +239,7 @@ def sim(
             metavar="NAME=NUMBER[x]",
             help="What if: link=2x, aiv=24, event_ns=500; may be given several times.",
             show_default=False,
-            rich_help_panel=_PLANNING,
+            rich_help_panel=PLANNING,
         ),
     ] = None,
     jitter: Annotated[
@@ -397,9 +291,7 @@ def policies(json: Json = False) -> None:
 @app.command()
 def show(
     context: typer.Context,
-    graph: Annotated[
-        str, typer.Argument(metavar="GRAPH", help=f"{_GRAPH.help} Or a plan file that `plan --save` wrote.")
-    ],
+    graph: GraphOrPlan,
     tokens: Tokens = None,
     hidden: Hidden = None,
     intermediate: Intermediate = None,
@@ -411,13 +303,13 @@ def show(
     dtype: Dtype = None,
     dispatch_mode: Mode = None,
     seed: Seed = 0,
-    policy: Annotated[Policy, typer.Option(help="See `hyper-mpmd policies`.", rich_help_panel=_PLANNING)] = Policy.O1,
+    policy: PolicyName = Policy.O1,
     device: DeviceName = "cpu",
     rank: Rank = None,
     backend: Backend = None,
     measured: Annotated[
         bool,
-        typer.Option("--measured", help="Run it here and draw what really happened.", rich_help_panel=_RUNNING),
+        typer.Option("--measured", help="Run it here and draw what really happened.", rich_help_panel=RUNNING),
     ] = False,
     workers: Workers = None,
     rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows to draw at most; more cores are grouped.")] = 32,

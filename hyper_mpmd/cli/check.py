@@ -11,13 +11,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from hyper_mpmd.cli.plan import compile_timed, plans_hash
+from hyper_mpmd.cli.plan import compile_timed, load_plans, plans_hash
 from hyper_mpmd.cli.subject import Subject
 from hyper_mpmd.errors import PlanUnsafe
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.prove import Proof, prove
 from hyper_mpmd.scheduler.timeline import Timeline, predicted
-from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.viz.terminal import draw
 from hyper_mpmd.viz.units import duration, size
 
@@ -32,9 +31,7 @@ def check_command(
         plans, planning = compile_timed(subject, device=device, policy=policy, rank=rank, backend=backend)
         settings = subject.settings
     else:
-        plans, planning, settings = [Plan.load(file) for file in subject], None, {"files": [str(f) for f in subject]}
-        if len(plans) > 1:
-            plans = list(World(plans).plans)
+        plans, planning, settings = load_plans(subject), None, {"files": [str(f) for f in subject]}
     record = {**settings, "device": plans[0].device.name, "policy": plans[0].policy, "hash": plans_hash(plans)}
     if planning is not None:
         record["planning_s"] = planning

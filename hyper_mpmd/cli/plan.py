@@ -34,6 +34,12 @@ def compile_timed(
     return plans, time.perf_counter() - start
 
 
+def load_plans(files: Sequence[Path]) -> list[Plan]:
+    """One plan, or those of all ranks of a world, in order: WorldSizeError for others."""
+    plans = [Plan.load(file) for file in files]
+    return plans if len(plans) == 1 else list(World(plans).plans)
+
+
 def plan_command(
     subject: Subject,
     *,

@@ -12,13 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hyper_mpmd.cli.plan import compile_timed, plans_hash
+from hyper_mpmd.cli.plan import compile_timed, load_plans, plans_hash
 from hyper_mpmd.cli.subject import Subject
 from hyper_mpmd.scheduler.device import get_device
 from hyper_mpmd.scheduler.device_file import with_settings
-from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.simulate import Simulation, simulate
-from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.viz.summary import summarize
 from hyper_mpmd.viz.units import duration, percent
 
@@ -42,9 +40,7 @@ def sim_command(
         plans, planning = compile_timed(subject, device=target, policy=policy, backend=backend)
         settings = subject.settings
     else:
-        plans, planning, settings = [Plan.load(file) for file in subject], 0.0, {"files": [str(f) for f in subject]}
-        if len(plans) > 1:
-            plans = list(World(plans).plans)
+        plans, planning, settings = load_plans(subject), 0.0, {"files": [str(f) for f in subject]}
     begin = time.perf_counter()
     found = simulate(plans, seed=seed, jitter=jitter, backend=backend)
     record = {

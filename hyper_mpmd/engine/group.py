@@ -37,7 +37,6 @@ from hyper_mpmd.shmem.heap import REASON_DEADLINE, REASON_ERROR, REASON_INTERRUP
 from hyper_mpmd.tasks.tensor import ITEM_BYTES
 
 _LINE_BYTES = 4 * WORDS_PER_LINE
-_SHARED_TEXT_BYTES = 56 * 8  # shmem_layout.h, abort_text
 
 
 class GroupEngine:
@@ -234,7 +233,7 @@ class GroupEngine:
             error = launch_error([plan], kernels.error, status, *told)
         deadline = status in (TIMED_OUT, NOT_ENTERED)
         # All ranks raise the same text: what the heap has room for.
-        text = leading_lines(f"{heap.name(self.rank)}: {error}", _SHARED_TEXT_BYTES)
+        text = leading_lines(f"{heap.name(self.rank)}: {error}", _native.SHMEM_ABORT_TEXT_BYTES)
         first = heap.end_launch(REASON_DEADLINE if deadline else REASON_ERROR, text)
         if deadline:
             report, path = (error.report, error.path) if isinstance(error, LaunchTimeout) else ({}, None)

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_mpmd.expert_parallel.dispatch import AllToAllTokenDispatcher
 from hyper_mpmd.expert_parallel.errors import ExpertParallelError
-from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts
+from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts, Runner
 from hyper_mpmd.expert_parallel.mega import MegaRunner, check_engine
 from hyper_mpmd.expert_parallel.permute import scale_rows
 from hyper_mpmd.expert_parallel.style import check_style_inputs, spread_weights
@@ -50,16 +50,17 @@ class ExpertParallel:
                 "ExpertParallel: async_combine=True has nothing to act on with engine='mega', where combine is a part "
                 "of the fused run: leave one of them out"
             )
-        spread_weights(module, mesh, ("ep",), self.src_data_rank)
-        module.ep_mesh = mesh
+        runner: Runner
         if self.engine == "mega":
-            module._runner = MegaRunner(module, mesh, None)
+            runner = MegaRunner(module, mesh, None)
         else:
-            module._runner = AllToAllRunner(AllToAllTokenDispatcher(mesh, module.num_experts), self.async_combine)
+            runner = AllToAllRunner(AllToAllTokenDispatcher(mesh, module.num_experts), self.async_combine)
+        spread_weights(module, mesh, ("ep",), self.src_data_rank)
+        module.ep_mesh, module._runner = mesh, runner
         return module
 
 
-class AllToAllRunner:
+class AllToAllRunner(Runner):
     """dispatch, compute, combine; what combine must know stays in this call's frame."""
 
     def __init__(self, dispatcher: AllToAllTokenDispatcher, async_combine: bool) -> None:
@@ -73,6 +74,3 @@ class AllToAllRunner:
         out = self._dispatcher.combine(experts.compute(rows, local_counts, None), context, wait=not self._async_combine)
         # Scores stay here and meet their rows when these are back: exact, and nothing more to send.
         return out if scores is None else scale_rows(out, scores)
-
-    def close(self) -> None:
-        """Nothing is held between calls."""

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_mpmd.expert_parallel.dispatch import AllToAllTokenDispatcher
 from hyper_mpmd.expert_parallel.ep import AllToAllRunner
-from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts
+from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts, Runner
 from hyper_mpmd.expert_parallel.mega import MegaRunner, check_engine
 from hyper_mpmd.expert_parallel.style import check_style_inputs, spread_weights
 from hyper_mpmd.expert_parallel.tp import SumOverTp
@@ -39,16 +39,18 @@ class ExpertTensorParallel:
         """
         check_style_inputs("ExpertTensorParallel", module, mesh, ("ep", "tp"))
         check_engine("ExpertTensorParallel", self.engine, module, mesh)
-        spread_weights(module, mesh, ("ep", "tp"), self.src_data_rank)
-        module.ep_mesh, module.tp_mesh = mesh["ep"], mesh["tp"]
+        ep_mesh, tp_mesh = mesh["ep"], mesh["tp"]
+        runner: Runner
         if self.engine == "mega":
-            module._runner = MegaRunner(module, module.ep_mesh, module.tp_mesh)
+            runner = MegaRunner(module, ep_mesh, tp_mesh)
         else:
-            module._runner = _Runner(module.ep_mesh, module.tp_mesh, module.num_experts)
+            runner = _Runner(ep_mesh, tp_mesh, module.num_experts)
+        spread_weights(module, mesh, ("ep", "tp"), self.src_data_rank)
+        module.ep_mesh, module.tp_mesh, module._runner = ep_mesh, tp_mesh, runner
         return module
 
 
-class _Runner:
+class _Runner(Runner):
     """The sum over TP is outside: it then adds the N rows this rank began with, not the uneven number it received."""
 
     def __init__(self, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh, num_experts: int) -> None:
@@ -59,6 +61,3 @@ class _Runner:
         self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
     ) -> torch.Tensor:
         return self._sum.add_up(partial(self._all_to_all, experts), x, counts, scores)
-
-    def close(self) -> None:
-        """Nothing is held between calls."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,18 +27,17 @@ from hyper_mpmd.expert_parallel.permute import scale_rows
 Compute = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 
 
-class Runner(Protocol):
+class Runner(ABC):
     """How experts that are spread over ranks run."""
 
+    @abstractmethod
     def __call__(
-        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None, /
+        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
     ) -> torch.Tensor:
         """`GroupedExperts.forward` of these experts."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most hold nothing
         """Give back what it holds between calls."""
-        ...
 
 
 _said: set[str] = set()

@@ -6,16 +6,12 @@ torch. Each row is a token of its own with one choice, since the rows come here 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyper_mpmd.expert_parallel.errors import ExpertParallelError, ExpertParallelTypeError
+from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts, Runner
 from hyper_mpmd.scheduler.records import MAX_INDEX
-
-if TYPE_CHECKING:
-    from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts
 
 ENGINES = ("torch", "mega")
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -39,7 +35,7 @@ def check_engine(style: str, engine: str, experts: GroupedExperts, mesh: DeviceM
             )
 
 
-class MegaRunner:
+class MegaRunner(Runner):
     """One layer's fused engine, over the ranks of the meshes that it is given.
 
     The engine takes gate and up side by side with H before I, [E, H, 2I], and w2 as [E, I, H]: each forward copies this

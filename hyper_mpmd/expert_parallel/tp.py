@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from hyper_mpmd.expert_parallel.grouped_experts import Compute, GroupedExperts
+from hyper_mpmd.expert_parallel.grouped_experts import Compute, GroupedExperts, Runner
 from hyper_mpmd.expert_parallel.mega import MegaRunner, check_engine
 from hyper_mpmd.expert_parallel.permute import scale_rows
 from hyper_mpmd.expert_parallel.style import check_style_inputs, spread_weights
@@ -38,13 +38,13 @@ class TensorParallel:
         """
         check_style_inputs("TensorParallel", module, mesh, ("tp",))
         check_engine("TensorParallel", self.engine, module, mesh)
+        runner = MegaRunner(module, None, mesh) if self.engine == "mega" else SumOverTp(mesh)
         spread_weights(module, mesh, ("tp",), self.src_data_rank)
-        module.tp_mesh = mesh
-        module._runner = MegaRunner(module, None, mesh) if self.engine == "mega" else TensorParallelRunner(mesh)
+        module.tp_mesh, module._runner = mesh, runner
         return module
 
 
-class SumOverTp:
+class SumOverTp(Runner):
     """Runs a computation whose result is this TP rank's part of a sum, and adds the parts up.
 
     In forward x enters as it is and the output is all-reduced; in backward the output's gradient, equal on all ranks,
@@ -54,9 +54,15 @@ class SumOverTp:
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
 
+    def __call__(
+        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
+    ) -> torch.Tensor:
+        return self.add_up(experts.compute, x, counts, scores)
+
     def add_up(
         self, compute: Compute, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
     ) -> torch.Tensor:
+        """The whole of what `compute` gives a part of on every rank."""
         same = DTensor.from_local(x, self._mesh, [Replicate()], run_check=False)
         part = compute(same.to_local(grad_placements=[Partial()]), counts, None)
         total = DTensor.from_local(part, self._mesh, [Partial()], run_check=False).redistribute(
@@ -64,18 +70,3 @@ class SumOverTp:
         )
         out = total.to_local()
         return out if scores is None else scale_rows(out, scores)
-
-
-class TensorParallelRunner:
-    """Every row on every TP rank, the parts of the result added up."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._sum = SumOverTp(mesh)
-
-    def __call__(
-        self, experts: GroupedExperts, x: torch.Tensor, counts: torch.Tensor, scores: torch.Tensor | None
-    ) -> torch.Tensor:
-        return self._sum.add_up(experts.compute, x, counts, scores)
-
-    def close(self) -> None:
-        """Nothing is held between calls."""

@@ -40,8 +40,12 @@ class GatherSum(Op):
         return (TensorType((index.shape[0], y.shape[1]), y.dtype),)
 
     def reference(self, layout: Layout, *inputs: Any) -> Any:
-        y, index = inputs
-        total = y.new_zeros((index.shape[0], y.shape[1])).float()
-        for k in range(index.shape[1]):
-            total += y[index[:, k].long()].float()
-        return total.to(y.dtype)
+        return gather_sum(*inputs)
+
+
+def gather_sum(y: Any, index: Any) -> Any:
+    """The sum, in plain torch: y [R, ...], index [N, K]; [N, ...] of y's dtype."""
+    total = y.new_zeros((len(index), *y.shape[1:])).float()
+    for k in range(index.shape[1]):
+        total += y[index[:, k].long()].float()
+    return total.to(y.dtype)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from hyper_mpmd.errors import DTypeError, ShapeError
+from hyper_mpmd.ops.gather_sum import gather_sum
 from hyper_mpmd.ops.grouped_matmul import check_one_float_dtype
 from hyper_mpmd.tasks.op import CoreKind, Layout, Op, TensorType
 from hyper_mpmd.tasks.rule import Access, TileRule
@@ -42,8 +43,4 @@ class GatherSumScalars(Op):
         return (TensorType((index.shape[0],), y.dtype),)
 
     def reference(self, layout: Layout, *inputs: Any) -> Any:
-        y, index = inputs
-        total = y.new_zeros(len(index)).float()
-        for k in range(index.shape[1]):
-            total += y[index[:, k].long()].float()
-        return total.to(y.dtype)
+        return gather_sum(*inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,14 @@ class Bounds:
     @property
     def largest(self) -> tuple[str, int]:
         """The name of the largest bound, and its nanoseconds."""
-        values = {field.name: int(getattr(self, field.name)) for field in fields(self)}
-        name = max(values, key=lambda key: values[key])
-        return name, values[name]
+        return largest_of(self)
+
+
+def largest_of(bounds: Any) -> tuple[str, int]:
+    """The name and the value of the largest field, the first of equals, of a dataclass of nanoseconds."""
+    values = {field.name: int(getattr(bounds, field.name)) for field in fields(bounds)}
+    name = max(values, key=lambda key: values[key])
+    return name, values[name]
 
 
 def bounds(plan: Plan | World) -> Bounds:
@@ -85,13 +90,19 @@ def link_bytes(plan: Plan) -> int:
 
 def put_and_pulled_bytes(plan: Plan) -> tuple[int, int]:
     """Bytes that this rank's tasks write into other ranks' memory, and those that they read from it."""
+    sizes, owner, written = touched(plan)
+    away = owner != plan.rank
+    return int(sizes[away & written].sum()), int(sizes[away & ~written].sum())
+
+
+def touched(plan: Plan) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """Of each box that a task touches, task by task: its bytes, the rank that it lies on, whether it is written."""
     tasks = plan.tasks
     counts = tasks["access_count"].astype(np.int64)
     place = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)  # of each box within its task
     boxes = plan.sections["accesses"][np.repeat(tasks["access_begin"].astype(np.int64), counts) + place]
     written = place >= np.repeat(plan.sections["ops"]["read_count"][tasks["op"]], counts)
-    away, sizes = boxes["rank"] != plan.rank, _box_bytes(plan, boxes)
-    return int(sizes[away & written].sum()), int(sizes[away & ~written].sum())
+    return box_bytes(plan, boxes), boxes["rank"].astype(np.int64), written
 
 
 def memory_bytes(plan: Plan) -> int:
@@ -104,7 +115,7 @@ def memory_bytes(plan: Plan) -> int:
             boxes = accesses[mine["access_begin"] + operand]
             side = read if operand < int(plan.sections["ops"]["read_count"][op]) else written
             storage = int(tensors["storage"][boxes["tensor"][0]])
-            side[storage] = max(side[storage], _distinct_bytes(plan, boxes[boxes["rank"] == plan.rank]))
+            side[storage] = max(side[storage], distinct_bytes(plan, boxes[boxes["rank"] == plan.rank]))
     role = tensors["role"]
     # Other ranks' puts and pulls are not in this plan: what is read of a symmetric tensor was written once.
     moved = np.select(
@@ -115,16 +126,17 @@ def memory_bytes(plan: Plan) -> int:
     return int(moved.sum())
 
 
-def _box_bytes(plan: Plan, boxes: R.Records) -> Ints:
+def box_bytes(plan: Plan, boxes: R.Records) -> Ints:
+    """Bytes of each box."""
     item_bytes = np.array([ITEM_BYTES[name] for name in R.DTYPES], np.int64)
     tensors = plan.sections["tensors"]["dtype"][boxes["tensor"]]
     sizes: Ints = boxes["rows"].astype(np.int64) * boxes["cols"].astype(np.int64) * item_bytes[tensors]
     return sizes
 
 
-def _distinct_bytes(plan: Plan, boxes: R.Records) -> int:
+def distinct_bytes(plan: Plan, boxes: R.Records) -> int:
     """Bytes of the boxes of one operand of one op: tiles cut it in a grid, so boxes are either the same or apart."""
-    sizes = _box_bytes(plan, boxes)
+    sizes = box_bytes(plan, boxes)
     places = (boxes["row"].astype(np.uint64) << np.uint64(32)) | boxes["col"]
     places, sizes = places[sizes > 0], sizes[sizes > 0]
     _, first = np.unique(places, return_index=True)

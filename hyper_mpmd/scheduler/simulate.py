@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from hyper_mpmd.errors import HangError, PlanFormatError, SimulationError, UnknownBackendError, WorldSizeError
 from hyper_mpmd.scheduler import records as R
+from hyper_mpmd.scheduler.bounds import distinct_bytes, largest_of, touched
 from hyper_mpmd.scheduler.descriptor import AXES, OP_COLUMNS, OPERAND_COLUMNS, describe
 from hyper_mpmd.scheduler.device import Device, get_device
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.prove import native_sections
 from hyper_mpmd.scheduler.timeline import Timeline, simulated
 from hyper_mpmd.tasks.graph import TaskGraph
-from hyper_mpmd.tasks.tensor import ITEM_BYTES
 
 # native/include/hyper_mpmd/simulate.h, SimulatedTask
 SIMULATED = np.dtype(
@@ -60,9 +60,7 @@ class SimulatedBounds:
     @property
     def largest(self) -> tuple[str, int]:
         """The name of the largest bound, and its nanoseconds."""
-        values = {field.name: int(getattr(self, field.name)) for field in fields(self)}
-        name = max(values, key=lambda key: values[key])
-        return name, values[name]
+        return largest_of(self)
 
 
 @dataclass(frozen=True)
@@ -302,7 +300,7 @@ def _bounds(plans: Sequence[Plan], device: Device, path: Sequence[Records], long
                 vector = max(vector, share)
             else:
                 compute = max(compute, share)
-        sizes, owner, written = _touched(plan)
+        sizes, owner, written = touched(plan)
         memory += np.bincount(owner[written], sizes[written], len(plans)).astype(np.int64)
         memory[plan.rank] += _inputs_read(plan)
         for put in (True, False):
@@ -322,26 +320,6 @@ def _bounds(plans: Sequence[Plan], device: Device, path: Sequence[Records], long
     )
 
 
-def box_bytes(plan: Plan, boxes: R.Records) -> Ints:
-    """Bytes of each box."""
-    item = np.array([ITEM_BYTES[name] for name in R.DTYPES], np.int64)
-    sizes: Ints = (
-        boxes["rows"].astype(np.int64) * boxes["cols"] * item[plan.sections["tensors"]["dtype"][boxes["tensor"]]]
-    )
-    return sizes
-
-
-def _touched(plan: Plan) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """Of each box that a task touches: bytes, rank, whether it is written."""
-    tasks, accesses = plan.tasks, plan.sections["accesses"]
-    reads = plan.sections["ops"]["read_count"][tasks["op"]]
-    counts = tasks["access_count"].astype(np.int64)
-    task = np.repeat(np.arange(len(tasks)), counts)
-    place = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
-    boxes = accesses[tasks["access_begin"][task].astype(np.int64) + place]
-    return box_bytes(plan, boxes), boxes["rank"].astype(np.int64), place >= reads[task]
-
-
 def _inputs_read(plan: Plan) -> int:
     """Bytes of inputs that tiles read, each once however many read it; rows chosen by data are left out."""
     tasks, accesses, tensors = plan.tasks, plan.sections["accesses"], plan.sections["tensors"]
@@ -357,9 +335,5 @@ def _inputs_read(plan: Plan) -> int:
                 continue
             if (boxes["tensor"] != tensor).any() or (boxes["rank"] != plan.rank).any():
                 continue
-            # Tiles cut an operand in a grid, so boxes are either the same or apart.
-            sizes = box_bytes(plan, boxes)
-            places = (boxes["row"].astype(np.uint64) << np.uint64(32)) | boxes["col"]
-            _, first = np.unique(places, return_index=True)
-            most[tensor] = max(int(most[tensor]), int(sizes[first].sum()))
+            most[tensor] = max(int(most[tensor]), distinct_bytes(plan, boxes))
     return int(most.sum())

@@ -41,6 +41,7 @@ void bind(nb::module_& m) {
   m.attr("SHMEM_MAX_RANKS") = kMaxRanks;
   m.attr("SHMEM_MAX_HEAP_BYTES") = kMaxHeapBytes;
   m.attr("SHMEM_HEADER_BYTES") = kHeaderBytes;
+  m.attr("SHMEM_ABORT_TEXT_BYTES") = 8 * kAbortTextWords;
   m.attr("SHMEM_INTERRUPTED") = kInterrupted;
   m.def("shmem_in_own_mapping", &in_own_mapping, "address"_a);
   m.def("shmem_mappings_alive", &mappings_alive);

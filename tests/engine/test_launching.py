@@ -153,7 +153,7 @@ def _script(body: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def test_ctrl_c_ends_a_launch_within_a_tenth_of_a_second_or_so():
+def test_ctrl_c_ends_a_launch_long_before_its_end():
     done = _script("""
         PROBE["call"] = lambda tile: time.sleep(0.03)
         plan.run(**inputs, workers=1)

@@ -11,29 +11,10 @@ from hypothesis import strategies as st
 import hyper_mpmd as hm
 from hyper_mpmd.tasks import TaskGraph
 from hyper_mpmd.testing.graphs import graphs, loads_of, tiles_of
+from hyper_mpmd.testing.worlds import TINY
 
 # Few and odd cores, so that they are scarce and schedules have to choose.
-SMALL = hm.Device(
-    name="small",
-    aic=2,
-    aiv=3,
-    cube_flops_per_us=(700, 900),
-    vector_flops_per_us=(300, 500),
-    cube_ramp=(1, 2),
-    vector_ramp=(1, 0),
-    cube_bytes_per_us=900,
-    vector_bytes_per_us=700,
-    row_bytes=5,
-    memory_bytes_per_us=1500,
-    link_bytes_per_us=100,
-    link_total_bytes_per_us=200,
-    task_ns=3,
-    event_ns=7,
-    remote_ns=40,
-    launch_ns=90,
-    row_tiles=(32, 16, 8),
-    col_tiles=(32, 16),
-)
+SMALL = TINY.model_copy(update={"name": "small", "aiv": 3, "row_tiles": (32, 16, 8), "col_tiles": (32, 16)})
 FREE = SMALL.model_copy(update={"name": "free", "unified": True, "aic": 3, "task_ns": 1, "event_ns": 0, "remote_ns": 0})
 DEVICES: tuple[Any, ...] = ("cpu", "ascend-a2", "ascend-a3", SMALL, FREE)
 

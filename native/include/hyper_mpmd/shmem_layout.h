@@ -98,6 +98,8 @@ struct alignas(kLine) CollectiveSlot {
   SharedText<64> text;
 };
 
+inline constexpr std::size_t kAbortTextWords = 56;
+
 struct alignas(kLine) HeapHeader {
   // Written before any peer maps the heap, never after.
   std::uint64_t magic;
@@ -119,7 +121,7 @@ struct alignas(kLine) HeapHeader {
   std::atomic<std::uint64_t> ready_for;
   // What the rank is doing, for the messages of those who wait for it.
   alignas(kLine) SharedText<16> activity;
-  alignas(kLine) SharedText<56> abort_text;
+  alignas(kLine) SharedText<kAbortTextWords> abort_text;
   std::array<CollectiveSlot, 2> slots;
 };
 
