@@ -87,7 +87,30 @@ bool python_interrupted(void*) {
   return PyErr_CheckSignals() != 0;
 }
 
+// A worker's Python thread state, made at its first Python task and kept until the worker ends. To make and delete one
+// takes a lock of CPython without the GIL, and a child forked while a worker holds it hangs inside os.fork() (CPython
+// 3.11); besides, it costs more than the call.
+class WorkerPython {
+ public:
+  void keep() {
+    if (kept_ != nullptr) return;
+    before_ = PyGILState_Ensure();
+    kept_ = PyEval_SaveThread();
+  }
+  ~WorkerPython() {
+    if (kept_ == nullptr || Py_IsInitialized() == 0) return;
+    PyEval_RestoreThread(kept_);
+    PyGILState_Release(before_);
+  }
+
+ private:
+  PyThreadState* kept_ = nullptr;
+  PyGILState_STATE before_ = PyGILState_UNLOCKED;
+};
+
 bool python_task(void* context, uint32_t rank, uint32_t task) {
+  static thread_local WorkerPython python;
+  python.keep();
   const nb::gil_scoped_acquire gil;
   try {
     return nb::cast<bool>((*static_cast<nb::callable*>(context))(rank, task));
