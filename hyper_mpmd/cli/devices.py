@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hyper_mpmd.scheduler.compile import POLICIES
 from hyper_mpmd.scheduler.device import Device, device_names, get_device
 from hyper_mpmd.scheduler.device_sources import SOURCES, UNITS
+from hyper_mpmd.scheduler.policies import POLICIES
 
 
 def devices_command(name: str | None, *, as_json: bool) -> None:

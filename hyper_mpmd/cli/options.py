@@ -14,6 +14,7 @@ class Policy(str, Enum):
     O0 = "O0"
     O1 = "O1"
     serial = "serial"
+    published = "published"
 
 
 class DType(str, Enum):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hyper_mpmd.errors import UnknownBackendError
 from hyper_mpmd.scheduler.descriptor import Descriptor
 from hyper_mpmd.scheduler.device import Device
+from hyper_mpmd.scheduler.policies import get_policy
 from hyper_mpmd.scheduler.program import TileProgram
 from hyper_mpmd.scheduler.records import SECTIONS, Records
 
@@ -28,7 +29,13 @@ class Backend(Protocol):
     """
 
     def lower(
-        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, ranks: Sequence[int], given: TileSizes
+        self,
+        descriptor: Descriptor,
+        loads: LoadsBySpace,
+        device: Device,
+        ranks: Sequence[int],
+        given: TileSizes,
+        policy: str = "O1",
     ) -> list[TileProgram]:
         """The tile programs of these ranks."""
         ...
@@ -54,16 +61,22 @@ class PythonBackend:
     """The twin."""
 
     def lower(
-        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, ranks: Sequence[int], given: TileSizes
+        self,
+        descriptor: Descriptor,
+        loads: LoadsBySpace,
+        device: Device,
+        ranks: Sequence[int],
+        given: TileSizes,
+        policy: str = "O1",
     ) -> list[TileProgram]:
         from hyper_mpmd.scheduler.twin.lower import lower
 
-        return lower(descriptor, loads, device, list(ranks), given)
+        return lower(descriptor, loads, device, get_policy(policy), list(ranks), given)
 
     def schedule(self, program: TileProgram, device: Device, policy: str) -> Sections:
-        from hyper_mpmd.scheduler.twin.schedule import POLICIES, assemble
+        from hyper_mpmd.scheduler.twin.schedule import schedule
 
-        return assemble(program, POLICIES[policy](program, device), device, policy)
+        return schedule(program, device, get_policy(policy))
 
     def plan(
         self,
@@ -74,7 +87,7 @@ class PythonBackend:
         ranks: Sequence[int],
         given: TileSizes,
     ) -> tuple[list[Sections], NDArray[np.int64]]:
-        programs = self.lower(descriptor, loads, device, ranks, given)
+        programs = self.lower(descriptor, loads, device, ranks, given, policy)
         return [self.schedule(program, device, policy) for program in programs], programs[0].tiles
 
 
@@ -89,10 +102,21 @@ class NativeBackend:
         self.planner = planner
 
     def lower(
-        self, descriptor: Descriptor, loads: LoadsBySpace, device: Device, ranks: Sequence[int], given: TileSizes
+        self,
+        descriptor: Descriptor,
+        loads: LoadsBySpace,
+        device: Device,
+        ranks: Sequence[int],
+        given: TileSizes,
+        policy: str = "O1",
     ) -> list[TileProgram]:
         found = self.planner.lower(
-            descriptor.native, list(loads.items()), self._device(device), list(ranks), _given(given)
+            descriptor.native,
+            list(loads.items()),
+            self._device(device),
+            self._policy(policy),
+            list(ranks),
+            _given(given),
         )
         programs = []
         for rank, (sections, costs, local_events, tiles) in zip(ranks, found, strict=True):
@@ -113,7 +137,13 @@ class NativeBackend:
         records = [_bytes(getattr(program, name), name) for name in PROGRAM_SECTIONS]
         costs = np.ascontiguousarray(program.costs, np.int64)
         found = self.planner.schedule(
-            program.rank, program.ranks, program.local_events, records, costs, self._device(device), policy
+            program.rank,
+            program.ranks,
+            program.local_events,
+            records,
+            costs,
+            self._device(device),
+            self._policy(policy),
         )
         return {name: found[name].view(dtype) for name, dtype in SECTIONS.items()}
 
@@ -127,7 +157,12 @@ class NativeBackend:
         given: TileSizes,
     ) -> tuple[list[Sections], NDArray[np.int64]]:
         plans, tiles = self.planner.plan(
-            descriptor.native, list(loads.items()), self._device(device), policy, list(ranks), _given(given)
+            descriptor.native,
+            list(loads.items()),
+            self._device(device),
+            self._policy(policy),
+            list(ranks),
+            _given(given),
         )
         return [
             {name: sections[name].view(dtype) for name, dtype in SECTIONS.items()} for sections in plans
@@ -146,6 +181,15 @@ class NativeBackend:
             list(device.row_tiles),
             list(device.col_tiles),
         )
+
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def _policy(name: str) -> Any:
+        from hyper_mpmd._native import planner
+
+        policy = get_policy(name)
+        parts = [policy.serial, policy.whole_groups, policy.rotation, policy.priorities, policy.interleave]
+        return planner.Policy(("op", "list", "strided").index(policy.how), parts)
 
 
 def _given(given: TileSizes) -> list[tuple[int, int, int]]:

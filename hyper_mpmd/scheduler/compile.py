@@ -11,17 +11,12 @@ from hyper_mpmd.scheduler.descriptor import OP_COLUMNS, Descriptor, describe
 from hyper_mpmd.scheduler.device import Device, get_device
 from hyper_mpmd.scheduler.loads import check_loads
 from hyper_mpmd.scheduler.plan import Plan, PlanHeader
+from hyper_mpmd.scheduler.policies import get_policy
 from hyper_mpmd.scheduler.prove import prove_native, trust
+from hyper_mpmd.scheduler.published import published_tiles
 from hyper_mpmd.scheduler.records import MAX_INDEX, MAX_RANKS
 from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.tasks.graph import TaskGraph
-
-# name -> what it does, in a line
-POLICIES: dict[str, str] = {
-    "O0": "a launch an op; independent ops run at once on shares of the cores",
-    "O1": "one launch; cores walk queues of their own, a tile starts when the rows it needs are there",
-    "serial": "a launch an op, one op at a time on all cores of its kind: the baseline",
-}
 
 
 def compile(  # the word users expect, always written hm.compile
@@ -40,7 +35,7 @@ def compile(  # the word users expect, always written hm.compile
 
     loads: see `check_loads`: {row space: counts [ranks, groups]}, shorter where there is one of a thing.
     device: a name or a Device. policy: "O0" (an op at a time, dispatched by the host), "O1" (sunk into the cores), or
-    another of POLICIES.
+    another of `hyper_mpmd.scheduler.policies`, or one without some of its parts ("O1-no-rotation").
     world: the number of ranks; gives a World, or with `rank` that rank's Plan. A graph for one rank gives a Plan.
     tiles: {task: (rows, columns)} instead of the sizes that the cost model would choose.
     backend: "native", or "python" (slow, needs no compiler); by default native where it is installed.
@@ -56,8 +51,7 @@ def compile(  # the word users expect, always written hm.compile
         raise UnknownPolicyError(f"prove is {prove!r}; it must be True, False or 'certificate'")
     if not isinstance(graph, TaskGraph):
         raise GraphFormatError(f"compile takes a TaskGraph; got a {type(graph).__name__}")
-    if policy not in POLICIES:
-        raise UnknownPolicyError(f"no policy is called {policy!r}; known: {', '.join(POLICIES)}")
+    get_policy(policy)  # refused before any work
     ranks = _check_world(graph, world, rank)
     target = get_device(device)
     counts = check_loads(graph, loads)
@@ -66,6 +60,8 @@ def compile(  # the word users expect, always written hm.compile
     planner = get_backend(backend)
     wanted = range(ranks) if rank is None else [rank]
     by_space = {descriptor.space_names.index(name): n for name, n in counts.items()}
+    if get_policy(policy).how == "strided":
+        given = {**published_tiles(descriptor, by_space, target), **given}
     sections, sizes = planner.plan(descriptor, by_space, target, policy, wanted, given)
     loads_by_name = {name: n.tolist() for name, n in counts.items()}
     tiles_by_name = dict(zip(descriptor.op_names, map(tuple, sizes.tolist()), strict=True))

@@ -117,11 +117,10 @@ void make_device(pl::Device* self, const std::array<int64_t, 3>& cores, const st
                         std::move(col_tiles)};
 }
 
-pl::Policy policy_of(const std::string& name) {
-  if (name == "O0") return pl::Policy::kO0;
-  if (name == "O1") return pl::Policy::kO1;
-  if (name == "serial") return pl::Policy::kSerial;
-  throw pl::BadProgram("no policy is called '" + name + "'");
+// how: 0 op by op, 1 list scheduling, 2 strided; parts: serial, whole groups, rotation, priorities, interleave.
+void make_policy(pl::Policy* self, int how, const std::array<bool, 5>& parts) {
+  if (how < 0 || how > 2) throw pl::BadProgram("no policy is numbered " + std::to_string(how));
+  new (self) pl::Policy{static_cast<pl::Policy::How>(how), parts[0], parts[1], parts[2], parts[3], parts[4]};
 }
 
 // What all ranks of one call share.
@@ -131,10 +130,10 @@ struct Shared {
   pl::Landings landings;
 
   Shared(const pl::Descriptor& descriptor, std::span<const pl::SpaceLoads> loads, const pl::Device& device,
-         std::span<const pl::GivenTile> given)
+         std::span<const pl::GivenTile> given, const pl::Policy& policy)
       : layout(descriptor, loads),
         tiles(pl::choose_tiles(descriptor, layout, device, given)),
-        landings(descriptor, layout, tiles) {}
+        landings(descriptor, layout, tiles, policy) {}
 };
 
 std::vector<pl::SpaceLoads> loads_of(const pl::Descriptor& descriptor, const SpaceCounts& counts) {
@@ -163,7 +162,7 @@ void check_ranks(const pl::Descriptor& descriptor, const std::vector<int64_t>& r
 }
 
 nb::list lower(const pl::Descriptor& descriptor, const SpaceCounts& counts, const pl::Device& device,
-               const std::vector<int64_t>& ranks, const Given& given) {
+               const pl::Policy& policy, const std::vector<int64_t>& ranks, const Given& given) {
   auto loads = loads_of(descriptor, counts);
   auto tiles = given_of(given);
   check_ranks(descriptor, ranks);
@@ -171,9 +170,9 @@ nb::list lower(const pl::Descriptor& descriptor, const SpaceCounts& counts, cons
   std::optional<Shared> shared;
   {
     nb::gil_scoped_release unlocked;
-    shared.emplace(descriptor, loads, device, tiles);
+    shared.emplace(descriptor, loads, device, tiles, policy);
     for (int64_t rank : ranks) {
-      programs.push_back(pl::lower(descriptor, shared->layout, shared->landings, device, shared->tiles, rank));
+      programs.push_back(pl::lower(descriptor, shared->layout, shared->landings, device, shared->tiles, policy, rank));
     }
   }
   nb::list found;
@@ -182,19 +181,19 @@ nb::list lower(const pl::Descriptor& descriptor, const SpaceCounts& counts, cons
 }
 
 nb::tuple plan(const pl::Descriptor& descriptor, const SpaceCounts& counts, const pl::Device& device,
-               const std::string& policy, const std::vector<int64_t>& ranks, const Given& given) {
+               const pl::Policy& policy, const std::vector<int64_t>& ranks, const Given& given) {
   auto loads = loads_of(descriptor, counts);
   auto tiles = given_of(given);
-  const pl::Policy chosen = policy_of(policy);
   check_ranks(descriptor, ranks);
   std::vector<pl::Plan> plans;
   std::optional<Shared> shared;
   {
     nb::gil_scoped_release unlocked;
-    shared.emplace(descriptor, loads, device, tiles);
+    shared.emplace(descriptor, loads, device, tiles, policy);
     for (int64_t rank : ranks) {
-      const pl::Program program = pl::lower(descriptor, shared->layout, shared->landings, device, shared->tiles, rank);
-      plans.push_back(pl::assemble(pl::view(program), device, chosen));
+      const pl::Program program =
+          pl::lower(descriptor, shared->layout, shared->landings, device, shared->tiles, policy, rank);
+      plans.push_back(pl::assemble(pl::view(program), device, policy));
     }
   }
   nb::list found;
@@ -208,7 +207,7 @@ std::span<const Record> records_of(const Bytes& bytes) {
 }
 
 nb::dict schedule(int64_t rank, int64_t ranks, int64_t local_events, const std::vector<Bytes>& records,
-                  const Costs& costs, const pl::Device& device, const std::string& policy) {
+                  const Costs& costs, const pl::Device& device, const pl::Policy& policy) {
   if (records.size() != 8) throw pl::BadProgram("a program has 8 sections");
   const pl::ProgramView program{rank,
                                 ranks,
@@ -222,12 +221,11 @@ nb::dict schedule(int64_t rank, int64_t ranks, int64_t local_events, const std::
                                 records_of<EventRecord>(records[6]),
                                 records_of<PeerRecord>(records[7]),
                                 {costs.data(), costs.shape(0)}};
-  const pl::Policy chosen = policy_of(policy);
   pl::Plan plan;
   {
     nb::gil_scoped_release unlocked;
     pl::check(program);
-    plan = pl::assemble(program, device, chosen);
+    plan = pl::assemble(program, device, policy);
   }
   return to_python(std::move(plan));
 }
@@ -274,7 +272,8 @@ void bind_planner(nb::module_& parent) {
   nb::register_exception_translator(translate);
   nb::class_<pl::Descriptor>(m, "Descriptor").def("__init__", &make_descriptor);
   nb::class_<pl::Device>(m, "Device").def("__init__", &make_device);
-  m.def("lower", &lower, "descriptor"_a, "loads"_a, "device"_a, "ranks"_a, "given"_a);
+  nb::class_<pl::Policy>(m, "Policy").def("__init__", &make_policy);
+  m.def("lower", &lower, "descriptor"_a, "loads"_a, "device"_a, "policy"_a, "ranks"_a, "given"_a);
   m.def("plan", &plan, "descriptor"_a, "loads"_a, "device"_a, "policy"_a, "ranks"_a, "given"_a);
   m.def("schedule", &schedule, "rank"_a, "ranks"_a, "local_events"_a, "records"_a, "costs"_a, "device"_a, "policy"_a);
   m.def("longest_path", &longest_path, "weights"_a, "sources"_a, "targets"_a, "latencies"_a);

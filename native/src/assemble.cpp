@@ -59,11 +59,13 @@ void check(const ProgramView& p) {
   }
 }
 
-// Under O0 the end of a launch orders ops, so events of this rank's own are left out.
-Plan assemble(const ProgramView& program, const Device& device, Policy policy) {
-  Placement place =
-      policy == Policy::kO1 ? schedule_o1(program, device) : schedule_o0(program, device, policy == Policy::kSerial);
-  const auto dropped = static_cast<uint32_t>(policy == Policy::kO1 ? 0 : program.local_events);
+// Where the host launches op by op, the end of a launch orders them: events of this rank's own are left out.
+Plan assemble(const ProgramView& program, const Device& device, const Policy& policy) {
+  const auto schedule = policy.how == Policy::How::kOp     ? schedule_o0
+                        : policy.how == Policy::How::kList ? schedule_o1
+                                                           : schedule_published;
+  Placement place = schedule(program, device, policy);
+  const auto dropped = static_cast<uint32_t>(policy.dispatched() ? program.local_events : 0);
   Plan plan;
   plan.ops.assign(program.ops.begin(), program.ops.end());
   plan.tensors.assign(program.tensors.begin(), program.tensors.end());

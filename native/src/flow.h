@@ -1,4 +1,4 @@
-// What both policies read of a program.
+// What policies read of a program.
 #pragma once
 
 #include <algorithm>
@@ -56,6 +56,15 @@ struct Groups {
   std::span<const uint32_t> operator[](size_t key) const {
     return std::span(items).subspan(begins[key], begins[key + 1] - begins[key]);
   }
+};
+
+// Ops that have tasks: which signal what others wait for, and waves of those that do not wait for one another.
+struct OpOrder {
+  explicit OpOrder(const ProgramView& program);  // throws Cycle where an op waits for itself or for a later one
+
+  Groups tasks_of;                            // by op
+  std::vector<std::vector<uint32_t>> before;  // by op: the ops whose tasks signal what its tasks wait for
+  std::vector<std::vector<uint32_t>> waves;   // by hop level, then by the length of the path to them within it
 };
 
 // Throws PlanLimit for a program whose times could leave 64 bits.

@@ -6,8 +6,9 @@
 
 namespace hyper_mpmd::planner {
 
-Landings::Landings(const Descriptor& descriptor, const Layout& layout, std::span<const TileSize> tiles)
-    : descriptor_(descriptor), layout_(layout), tiles_(tiles) {
+Landings::Landings(const Descriptor& descriptor, const Layout& layout, std::span<const TileSize> tiles,
+                   const Policy& policy)
+    : descriptor_(descriptor), layout_(layout), tiles_(tiles), rotation_(policy.rotation) {
   bool any = false;
   for (const OpRow& op : descriptor.ops) any |= descriptor.is_routed(op);
   bool puts = false;
@@ -103,10 +104,10 @@ std::vector<PutTile> Landings::tiles(size_t op, int64_t rank) const {
   const bool pull = descriptor_.ops[op].pull;
   std::vector<PutTile> all;
   all.reserve(static_cast<size_t>(count(op, rank)));
-  std::vector<std::pair<size_t, size_t>> open;  // [next, end) in `all`, by distance of the peer
-  for (int64_t distance = 0; distance < ranks; ++distance) {
+  std::vector<std::pair<size_t, size_t>> open;  // [next, end) in `all`, by the turn of the peer
+  for (int64_t turn = 0; turn < ranks; ++turn) {
     const size_t begin = all.size();
-    const int64_t peer = (rank + distance) % ranks;
+    const int64_t peer = rotation_ ? (rank + turn) % ranks : turn;
     put_tiles(op, pull ? peer : rank, pull ? rank : peer, [&](const PutTile& put) {
       all.push_back(put);
       all.back().peer = peer;
@@ -202,7 +203,7 @@ std::vector<Ghost> Landings::landed(size_t index, int64_t rank) const {
   for (int64_t source = 0; source < ranks; ++source) {
     if (source == rank) continue;
     const uint32_t* counts = &landings_[index].counts[source * ranks];
-    const int64_t mine = counts[rank], distance = (rank + ranks - source) % ranks;
+    const int64_t mine = counts[rank], turn = this->turn(source, rank);
     if (!mine) continue;
     // all[k], nearer[k]: how many peers (that come before this rank in a round) get more than k puts, for k < mine.
     all.assign(static_cast<size_t>(mine) + 1, 0);
@@ -210,7 +211,7 @@ std::vector<Ghost> Landings::landed(size_t index, int64_t rank) const {
     for (int64_t peer = 0; peer < ranks; ++peer) {
       const int64_t count = std::min<int64_t>(counts[peer], mine);
       ++all[count];
-      if ((peer + ranks - source) % ranks < distance) ++nearer[count];
+      if (this->turn(source, peer) < turn) ++nearer[count];
     }
     for (int64_t k = mine - 1; k >= 0; --k) {
       all[k] += all[k + 1];

@@ -84,4 +84,12 @@ void Layout::derive(size_t index) {
   }
 }
 
+std::pair<int64_t, int64_t> Layout::whole_groups(int64_t space, int64_t rank, int64_t row, int64_t rows) const {
+  if (rows == 0) return {row, rows};
+  const Space& s = spaces_[space];
+  const auto first = s.offsets.begin() + (s.rank_stride ? rank * (s.groups + 1) : 0), last = first + s.groups + 1;
+  const int64_t begin = *(std::upper_bound(first, last, row) - 1);
+  return {begin, *std::lower_bound(first, last, row + rows) - begin};
+}
+
 }  // namespace hyper_mpmd::planner

@@ -114,9 +114,11 @@ std::vector<Touch> Lowering::touches(const OpRow& op) const {
   for (size_t b = 0; b < boxes.size(); ++b) {
     const auto storage = static_cast<uint32_t>(d_.tensors[boxes[b].tensor].storage);
     auto touch = std::find_if(found.begin(), found.end(), [&](const Touch& t) { return t.storage == storage; });
-    if (touch == found.end()) touch = found.insert(found.end(), Touch{storage, false, {}, false, false, false, {}});
+    if (touch == found.end()) touch = found.insert(found.end(), Touch{storage, false, {}, {}, false, false, false, {}});
     touch->written |= boxes[b].write != 0;
     touch->boxes.push_back(b);
+    const bool widened = policy_.whole_groups && boxes[b].rows_axis == kRows && !boxes[b].group;
+    touch->spaces.push_back(widened ? d_.tensors[boxes[b].tensor].space : -1);
     for (int64_t axis : {boxes[b].rows_axis, boxes[b].cols_axis}) {
       touch->by_row |= axis == kRows;
       touch->by_col |= axis == kCols;
@@ -246,8 +248,8 @@ void Lowering::tell_readers(size_t index) {
 }
 
 Program lower(const Descriptor& descriptor, const Layout& layout, const Landings& landings, const Device& device,
-              std::span<const TileSize> tiles, int64_t rank) {
-  return Lowering(descriptor, layout, landings, device, tiles, rank).run();
+              std::span<const TileSize> tiles, const Policy& policy, int64_t rank) {
+  return Lowering(descriptor, layout, landings, device, tiles, policy, rank).run();
 }
 
 }  // namespace hyper_mpmd::planner

@@ -12,13 +12,22 @@ namespace hyper_mpmd::planner {
 // writes, the peers that pull from there.
 void Lowering::wait(const Touch& touch, const AccessRecord* accesses, std::vector<WaitRecord>& found) {
   History& history = histories_[touch.storage];
-  auto box_of = [&](size_t b) { return Box{accesses[b].row, accesses[b].rows, accesses[b].col, accesses[b].cols}; };
+  std::vector<Box>& reach = scratch_boxes_;  // what it waits for, box by box
+  reach.clear();
+  for (size_t i = 0; i < touch.boxes.size(); ++i) {
+    const AccessRecord& box = accesses[touch.boxes[i]];
+    reach.push_back({box.row, box.rows, box.col, box.cols});
+    if (touch.spaces[i] < 0) continue;
+    const auto [row, rows] = layout_.whole_groups(touch.spaces[i], rank_, box.row, box.rows);
+    reach.back().row = static_cast<uint32_t>(row);
+    reach.back().rows = static_cast<uint32_t>(rows);
+  }
   scratch_tasks_.clear();
   scratch_hits_.clear();
   bool crowded = false;
   auto gather = [&](BoxIndex& index, uint32_t mark) {
-    for (size_t b : touch.boxes) {
-      index.overlapping(box_of(b), [&](uint32_t entry) {
+    for (const Box& box : reach) {
+      index.overlapping(box, [&](uint32_t entry) {
         scratch_hits_.push_back(entry << 1 | mark);
         crowded |= index.tasks(entry).size() > 1;
       });
@@ -48,7 +57,7 @@ void Lowering::wait(const Touch& touch, const AccessRecord* accesses, std::vecto
       bool fresh;
       std::tie(event, fresh) = producers_.insert(history.serial, scratch_tasks_);
       if (fresh) {
-        const Box box = box_of(touch.boxes[0]);
+        const Box box = reach[0];
         out_.events.push_back({static_cast<uint32_t>(scratch_tasks_.size()), static_cast<uint32_t>(rank_), kNone,
                                out_.tasks[scratch_tasks_[0]].op, 0, touch.storage, box.row, box.rows, box.col,
                                box.cols});
@@ -56,8 +65,7 @@ void Lowering::wait(const Touch& touch, const AccessRecord* accesses, std::vecto
       if (crowded) event_of_hits_.push_back(event);
     }
     EventRecord& record = out_.events[event];
-    for (size_t b : touch.boxes) {
-      const Box box = box_of(b);
+    for (const Box& box : reach) {
       const uint32_t row = std::min(record.row, box.row), col = std::min(record.col, box.col);
       record.rows = std::max(record.row + record.rows, box.row + box.rows) - row;
       record.cols = std::max(record.col + record.cols, box.col + box.cols) - col;
@@ -68,8 +76,8 @@ void Lowering::wait(const Touch& touch, const AccessRecord* accesses, std::vecto
   }
   const size_t first_ghost = found.size();
   auto gather_ghosts = [&](BoxIndex& index) {
-    for (size_t b : touch.boxes) {
-      index.overlapping(box_of(b), [&](uint32_t entry) {
+    for (const Box& box : reach) {
+      index.overlapping(box, [&](uint32_t entry) {
         for (uint32_t ghost : index.tasks(entry)) found.push_back({ghost, kGhostMark});
       });
     }

@@ -29,6 +29,7 @@ struct Touch {
   uint32_t storage;
   bool written;
   std::vector<size_t> boxes;
+  std::vector<int64_t> spaces;  // of each box: where it waits for whole groups, the row space that has them, else -1
   bool by_slab = false, by_row = false, by_col = false;
   // Waits found for one row of tiles, or for each column where boxes do not move with the rows.
   struct Found {
@@ -41,8 +42,14 @@ struct Touch {
 class Lowering {
  public:
   Lowering(const Descriptor& descriptor, const Layout& layout, const Landings& landings, const Device& device,
-           std::span<const TileSize> tiles, int64_t rank)
-      : d_(descriptor), layout_(layout), landings_(landings), device_(device), tiles_(tiles), rank_(rank) {
+           std::span<const TileSize> tiles, const Policy& policy, int64_t rank)
+      : d_(descriptor),
+        layout_(layout),
+        landings_(landings),
+        device_(device),
+        tiles_(tiles),
+        policy_(policy),
+        rank_(rank) {
     out_.rank = rank;
     out_.ranks = d_.ranks;
   }
@@ -70,6 +77,7 @@ class Lowering {
   const Landings& landings_;
   const Device& device_;
   std::span<const TileSize> tiles_;
+  const Policy& policy_;
   int64_t rank_;
   Program out_;
 
@@ -82,6 +90,7 @@ class Lowering {
   std::vector<Ghost> ghosts_;  // in order of their slots
   std::vector<std::pair<uint32_t, SignalRecord>> peer_signals_;
   std::vector<uint32_t> scratch_tasks_, scratch_hits_;
+  std::vector<Box> scratch_boxes_;
 };
 
 }  // namespace hyper_mpmd::planner

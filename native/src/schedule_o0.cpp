@@ -2,7 +2,6 @@
 // Policy serial: the same with one op at a time, each on all cores of its kind.
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <queue>
 #include <string>
 
@@ -26,15 +25,12 @@ class OpByOp {
         serial_(serial),
         pools_(pools(device)),
         arrivals_(program, device),
-        tasks_of_(program.ops.size(), [&](auto&& pair) {
-          for (uint32_t task = 0; task < program.tasks.size(); ++task) pair(program.tasks[task].op, task);
-        }) {}
+        order_(program),
+        tasks_of_(order_.tasks_of) {}
 
   Placement run();
 
  private:
-  void order_ops();
-  std::vector<std::vector<uint32_t>> waves();
   void partition(const std::vector<uint32_t>& wave);
   void launch(uint32_t op);
 
@@ -43,9 +39,8 @@ class OpByOp {
   const bool serial_;
   std::vector<Pool> pools_;
   Arrivals arrivals_;
-  Groups tasks_of_;
-  std::vector<uint32_t> ops_;                  // those that have tasks, in order of their first
-  std::vector<std::vector<uint32_t>> before_;  // by op: the ops whose tasks signal what its tasks wait for
+  const OpOrder order_;
+  const Groups& tasks_of_;
   std::vector<Share> share_;
   std::vector<std::vector<int64_t>> free_;  // [pool][core]
   std::vector<size_t> first_queue_;
@@ -53,70 +48,6 @@ class OpByOp {
   int64_t host_ = 0;
   Placement place_;
 };
-
-void OpByOp::order_ops() {
-  std::vector<bool> seen(p_.ops.size(), false);
-  for (const TaskRecord& task : p_.tasks) {
-    if (!seen[task.op]) ops_.push_back(task.op);
-    seen[task.op] = true;
-  }
-  // The ops that signal each event; mostly one.
-  std::vector<uint32_t> latest(p_.events.size(), kNone);
-  Groups signallers(p_.events.size(), [&](auto&& pair) {
-    std::fill(latest.begin(), latest.end(), kNone);
-    for (size_t task = 0; task < p_.tasks.size(); ++task) {
-      const uint32_t op = p_.tasks[task].op;
-      for (const SignalRecord& signal : p_.signals_of(task)) {
-        if (!p_.is_local(signal) || latest[signal.event] == op) continue;
-        latest[signal.event] = op;
-        pair(signal.event, op);
-      }
-    }
-  });
-  std::fill(latest.begin(), latest.end(), kNone);
-  before_.resize(p_.ops.size());
-  for (uint32_t op : ops_) {
-    auto& before = before_[op];
-    for (uint32_t task : tasks_of_[op]) {
-      for (const WaitRecord& wait : p_.waits_of(task)) {
-        if (latest[wait.event] == op) continue;
-        latest[wait.event] = op;
-        for (uint32_t signaller : signallers[wait.event]) {
-          if (std::find(before.begin(), before.end(), signaller) == before.end()) before.push_back(signaller);
-        }
-      }
-    }
-    std::sort(before.begin(), before.end());
-  }
-}
-
-// Ops by hop level, then by the length of the path to them within it.
-std::vector<std::vector<uint32_t>> OpByOp::waves() {
-  std::vector<uint32_t> depth(p_.ops.size(), kNone);
-  std::map<std::pair<uint32_t, uint32_t>, std::vector<uint32_t>> found;
-  for (uint32_t op : ops_) {
-    uint32_t deepest = 0;
-    for (uint32_t b : before_[op]) {
-      if (depth[b] == kNone) {
-        throw Cycle("op " + std::to_string(op) + " waits for op " + std::to_string(b) +
-                    ", which does not come before it; O0 launches op by op, so no op may wait for itself or for a "
-                    "later one");
-      }
-      if (p_.ops[b].hop == p_.ops[op].hop) deepest = std::max(deepest, depth[b] + 1);
-    }
-    depth[op] = deepest;
-    found[{p_.ops[op].hop, deepest}].push_back(op);
-  }
-  std::vector<std::vector<uint32_t>> ordered;
-  for (auto& [key, ops] : found) {
-    if (serial_) {
-      for (uint32_t op : ops) ordered.push_back({op});
-    } else {
-      ordered.push_back(std::move(ops));
-    }
-  }
-  return ordered;
-}
 
 // Disjoint shares by work where the ops of a wave fit, else all cores in turn.
 void OpByOp::partition(const std::vector<uint32_t>& wave) {
@@ -156,7 +87,7 @@ void OpByOp::launch(uint32_t op) {
   const auto number = static_cast<uint32_t>(place_.launches.size());
   const auto dependency_begin = static_cast<uint32_t>(place_.dependencies.size());
   if (!serial_) {
-    for (uint32_t b : before_[op]) place_.dependencies.push_back(launch_of_[b]);
+    for (uint32_t b : order_.before[op]) place_.dependencies.push_back(launch_of_[b]);
   } else if (number != 0) {
     place_.dependencies.push_back(number - 1);  // which waited for all before it
   }
@@ -195,7 +126,6 @@ void OpByOp::launch(uint32_t op) {
 }
 
 Placement OpByOp::run() {
-  order_ops();
   share_.resize(p_.ops.size());
   launch_of_.assign(p_.ops.size(), kNone);
   place_.start.resize(p_.tasks.size());
@@ -206,18 +136,25 @@ Placement OpByOp::run() {
     place_.queues.resize(place_.queues.size() + pool.cores);
     free_.emplace_back(pool.cores, 0);
   }
-  for (const auto& wave : waves()) {
-    partition(wave);
-    for (uint32_t op : wave) launch(op);
+  for (const auto& wave : order_.waves) {
+    if (serial_) {
+      for (uint32_t op : wave) {
+        partition({op});
+        launch(op);
+      }
+    } else {
+      partition(wave);
+      for (uint32_t op : wave) launch(op);
+    }
   }
   return std::move(place_);
 }
 
 }  // namespace
 
-Placement schedule_o0(const ProgramView& program, const Device& device, bool serial) {
+Placement schedule_o0(const ProgramView& program, const Device& device, const Policy& policy) {
   check_times(program, device);
-  return OpByOp(program, device, serial).run();
+  return OpByOp(program, device, policy.serial).run();
 }
 
 }  // namespace hyper_mpmd::planner

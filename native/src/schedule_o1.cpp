@@ -11,9 +11,10 @@ namespace {
 
 // Nanoseconds of the longest path from the start of each task to the end of the program. All puts of one op share the
 // largest, so that their rank-aware order decides among them.
-std::vector<int64_t> priorities(const ProgramView& program, const Device& device) {
+std::vector<int64_t> priorities(const ProgramView& program, const Device& device, const Policy& policy) {
   const size_t count = program.tasks.size();
   std::vector<int64_t> priority(count), event_tail(program.events.size(), 0);
+  if (!policy.priorities) return priority;
   for (size_t first = count; first > 0;) {
     const size_t last = first;
     const uint32_t op = program.tasks[first - 1].op;
@@ -39,6 +40,20 @@ std::vector<int64_t> priorities(const ProgramView& program, const Device& device
     }
   }
   return priority;
+}
+
+// By op: the place of its hop level among all, or of (hop level, op).
+std::vector<uint32_t> levels(const ProgramView& program, bool interleave) {
+  std::vector<std::pair<uint32_t, uint32_t>> keys;
+  for (uint32_t op = 0; op < program.ops.size(); ++op) keys.emplace_back(program.ops[op].hop, interleave ? 0 : op);
+  auto places = keys;
+  std::ranges::sort(places);
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  std::vector<uint32_t> found;
+  for (const auto& key : keys) {
+    found.push_back(static_cast<uint32_t>(std::ranges::lower_bound(places, key) - places.begin()));
+  }
+  return found;
 }
 
 struct Pending {
@@ -90,10 +105,11 @@ class Heap {
 
 class ListScheduler {
  public:
-  ListScheduler(const ProgramView& program, const Device& device)
+  ListScheduler(const ProgramView& program, const Device& device, const Policy& policy)
       : p_(program),
         device_(device),
-        priority_(priorities(program, device)),
+        level_of_(levels(program, policy.interleave)),
+        priority_(priorities(program, device, policy)),
         waiters_(program.events.size(),
                  [&](auto&& pair) {
                    for (uint32_t task = 0; task < program.tasks.size(); ++task) {
@@ -149,6 +165,7 @@ class ListScheduler {
 
   const ProgramView& p_;
   const Device& device_;
+  std::vector<uint32_t> level_of_;  // by op: its hop level; where ops are not to interleave, a level for each op
   std::vector<int64_t> priority_;
   Groups waiters_;
   Arrivals arrivals_;
@@ -204,22 +221,18 @@ void ListScheduler::start_next(uint32_t level) {
     if (--left_[event]) continue;
     for (uint32_t waiter : waiters_[event]) {
       ready_at_[waiter] = std::max(ready_at_[waiter], event_at_[event]);
-      if (p_.ops[p_.tasks[waiter].op].hop == level && --unmet_[waiter] == 0) release(waiter);
+      if (level_of_[p_.tasks[waiter].op] == level && --unmet_[waiter] == 0) release(waiter);
     }
   }
 }
 
 Placement ListScheduler::run() {
-  std::vector<uint32_t> levels;
-  for (const OpRecord& op : p_.ops) levels.push_back(op.hop);
-  std::sort(levels.begin(), levels.end());
-  levels.erase(std::unique(levels.begin(), levels.end()), levels.end());
-  std::vector<uint32_t> members;
-  for (uint32_t level : levels) {
-    members.clear();
-    for (uint32_t task = 0; task < p_.tasks.size(); ++task) {
-      if (p_.ops[p_.tasks[task].op].hop == level) members.push_back(task);
-    }
+  const uint32_t count = level_of_.empty() ? 0 : 1 + *std::ranges::max_element(level_of_);
+  const Groups tasks_of(count, [&](auto&& pair) {
+    for (uint32_t task = 0; task < p_.tasks.size(); ++task) pair(level_of_[p_.tasks[task].op], task);
+  });
+  for (uint32_t level = 0; level < count; ++level) {
+    const auto members = tasks_of[level];
     open(members);
     auto busy = [](const PoolState& pool) { return !pool.idle(); };
     while (std::any_of(pools_.begin(), pools_.end(), busy)) start_next(level);
@@ -230,9 +243,9 @@ Placement ListScheduler::run() {
       arrivals_.add(p_.tasks[task].op, place_.end[task]);
     }
     if (stuck) {
-      throw Cycle(std::to_string(stuck) + " task(s) at hop level " + std::to_string(level) +
-                  " can never start; the first is task " + std::to_string(first_stuck) +
-                  ": it waits for tasks of a later level, or for itself");
+      throw Cycle(std::to_string(stuck) + " task(s) at hop level " +
+                  std::to_string(p_.ops[p_.tasks[first_stuck].op].hop) + " can never start; the first is task " +
+                  std::to_string(first_stuck) + ": it waits for tasks of a later level, or for itself");
     }
   }
   int64_t end = 0;
@@ -243,9 +256,9 @@ Placement ListScheduler::run() {
 
 }  // namespace
 
-Placement schedule_o1(const ProgramView& program, const Device& device) {
+Placement schedule_o1(const ProgramView& program, const Device& device, const Policy& policy) {
   check_times(program, device);
-  return ListScheduler(program, device).run();
+  return ListScheduler(program, device, policy).run();
 }
 
 }  // namespace hyper_mpmd::planner

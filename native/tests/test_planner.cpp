@@ -66,12 +66,15 @@ void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {
   const pl::Device device = make_device(random() % 2);
   const pl::GivenTile given[] = {{1, 16, 16}};
   const auto tiles = pl::choose_tiles(d, layout, device, std::span(given, random() % 2));
-  const pl::Landings landings(d, layout, tiles);
-  for (auto policy : {pl::Policy::kO0, pl::Policy::kO1}) {
+  using How = pl::Policy::How;
+  for (const pl::Policy& policy : {pl::Policy{.how = How::kOp}, pl::Policy{.how = How::kList},
+                                   pl::Policy{.how = How::kStrided, .whole_groups = true},
+                                   pl::Policy{.how = How::kList, .rotation = false, .interleave = false}}) {
+    const pl::Landings landings(d, layout, tiles, policy);
     std::map<std::pair<uint32_t, uint32_t>, uint64_t> sent, awaited;  // (rank, slot) -> signals
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const auto me = static_cast<uint32_t>(rank);
-      const pl::Program program = pl::lower(d, layout, landings, device, tiles, rank);
+      const pl::Program program = pl::lower(d, layout, landings, device, tiles, policy, rank);
       pl::check(pl::view(program));
       const pl::Plan plan = pl::assemble(pl::view(program), device, policy);
       require(plan.tasks.size() == program.tasks.size(), "every task is placed");

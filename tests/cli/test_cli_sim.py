@@ -7,10 +7,10 @@ import json
 import pytest
 
 import hyper_mpmd as hm
-from hyper_mpmd.scheduler.compile import POLICIES
 from hyper_mpmd.scheduler.device import device_names, get_device
 from hyper_mpmd.scheduler.device_file import with_settings
 from hyper_mpmd.scheduler.device_sources import SOURCES, UNITS
+from hyper_mpmd.scheduler.policies import POLICIES
 
 
 def simulated(call, *options):

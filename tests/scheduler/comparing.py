@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import hyper_mpmd as hm
+from hyper_mpmd.scheduler.policies import POLICIES
 from hyper_mpmd.tasks import TaskGraph
 from hyper_mpmd.testing.graphs import graphs, loads_of, tiles_of
 from hyper_mpmd.testing.worlds import TINY
@@ -32,8 +33,19 @@ class Case:
         return list(hm.compile(self.graph, self.loads, world=self.graph.ranks, **options).plans)
 
 
+# All there are, and each part of them left out somewhere.
+ALL_POLICIES = (
+    *POLICIES,
+    "serial-no-rotation",
+    "O1-no-rotation",
+    "O1-no-tiles",
+    "O1-no-priorities-no-interleave",
+    "published-no-interleave-no-rotation",
+)
+
+
 @st.composite
-def cases(draw: st.DrawFn, policies: tuple[str, ...] = ("O0", "O1", "serial"), most_ranks: int = 4) -> Case:
+def cases(draw: st.DrawFn, policies: tuple[str, ...] = ALL_POLICIES, most_ranks: int = 4) -> Case:
     graph = draw(graphs(ranks=draw(st.integers(1, most_ranks))))
     return Case(
         graph,

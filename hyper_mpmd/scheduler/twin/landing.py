@@ -10,6 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from hyper_mpmd.errors import PlanLimitError
+from hyper_mpmd.scheduler.policies import Policy
 from hyper_mpmd.scheduler.records import MAX_INDEX, WORDS_PER_LINE
 from hyper_mpmd.scheduler.twin.layout import Layout, Tables
 from hyper_mpmd.scheduler.twin.tiling import ROW_UNIT, even_cut
@@ -29,8 +30,8 @@ class Travel(NamedTuple):
 class Landings:
     """The puts and pulls of all ranks, for one choice of tile sizes."""
 
-    def __init__(self, tables: Tables, layout: Layout, tiles: list[tuple[int, int]]) -> None:
-        self.tables, self.layout, self.tiles = tables, layout, tiles
+    def __init__(self, tables: Tables, layout: Layout, tiles: list[tuple[int, int]], policy: Policy) -> None:
+        self.tables, self.layout, self.tiles, self.rotation = tables, layout, tiles, policy.rotation
         self.routed = [index for index, op in enumerate(tables.ops) if op.route] if tables.ranks > 1 else []
         self.stride = cache(self._stride)
         self.first_landing = cache(self._first_landing)
@@ -41,12 +42,12 @@ class Landings:
 
     def tiles_of(self, index: int, rank: int) -> list[Travel]:
         """Every tile of this op that runs on `rank`, in rank-aware order (RATR): its peers in the order rank, rank + 1,
-        ... mod W, one tile each in turn."""
+        ... mod W, one tile each in turn. Without rotation the turns begin with rank 0."""
         ranks, found = self.tables.ranks, []
         for peer in range(ranks):
             way = (peer, rank) if self.tables.ops[index].pull else (rank, peer)
             for place, tile in enumerate(self.between(index, *way)):
-                found.append(((place, (peer - rank) % ranks), tile))
+                found.append(((place, (peer - rank) % ranks if self.rotation else peer), tile))
         return [tile for _, tile in sorted(found)]
 
     def between(self, index: int, source: int, target: int) -> list[Travel]:

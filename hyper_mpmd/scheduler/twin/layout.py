@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -112,6 +112,12 @@ class Layout:
 
     def total(self, space: int, rank: int) -> int:
         return self.offsets[space][rank][-1]
+
+    def whole_groups(self, space: int, rank: int, row: int, rows: int) -> tuple[int, int]:
+        """The first row and the number of rows of all groups that some rows lie in."""
+        offsets = self.offsets[space][rank]
+        met = [(begin, end) for begin, end in pairwise(offsets) if max(begin, row) < min(end, row + rows)]
+        return (met[0][0], met[-1][1] - met[0][0]) if met else (row, rows)
 
     def tensor_rows(self, tensor: int, rank: int) -> int:
         row = self.tables.tensors[tensor]

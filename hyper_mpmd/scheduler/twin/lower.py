@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from hyper_mpmd.errors import PlanLimitError
 from hyper_mpmd.scheduler import records as R
-from hyper_mpmd.scheduler.descriptor import Descriptor
+from hyper_mpmd.scheduler.descriptor import AXES, Descriptor
 from hyper_mpmd.scheduler.device import Device
+from hyper_mpmd.scheduler.policies import Policy
 from hyper_mpmd.scheduler.program import TileProgram
 from hyper_mpmd.scheduler.twin.landing import Landings
 from hyper_mpmd.scheduler.twin.layout import Layout, Row, Tables
@@ -78,6 +79,7 @@ def lower(
     descriptor: Descriptor,
     loads: Mapping[int, NDArray[np.int64]],
     device: Device,
+    policy: Policy,
     ranks: list[int],
     given_tiles: dict[int, tuple[int, int]],
 ) -> list[TileProgram]:
@@ -85,14 +87,16 @@ def lower(
     tables = Tables.of(descriptor)
     layout = Layout(tables, loads)
     tiles = choose_tiles(tables, layout, device, given_tiles)
-    landings = Landings(tables, layout, tiles)
-    return [_Lowering(tables, layout, landings, device, rank).program() for rank in ranks]
+    landings = Landings(tables, layout, tiles, policy)
+    return [_Lowering(tables, layout, landings, device, policy, rank).program() for rank in ranks]
 
 
 class _Lowering:
-    def __init__(self, tables: Tables, layout: Layout, landings: Landings, device: Device, rank: int) -> None:
+    def __init__(
+        self, tables: Tables, layout: Layout, landings: Landings, device: Device, policy: Policy, rank: int
+    ) -> None:
         self.tables, self.layout, self.landings = tables, layout, landings
-        self.device, self.rank = device, rank
+        self.device, self.policy, self.rank = device, policy, rank
         self.tiles = landings.tiles
         self.tasks: list[TileTask] = []
         self.events: list[Event] = []
@@ -226,7 +230,7 @@ class _Lowering:
         for writer in range(index - 1, -1, -1):
             for box in self.tables.boxes(self.tables.ops[writer]):
                 if box.write and self.tables.tensors[box.tensor].storage == storage:
-                    other = _Lowering(self.tables, self.layout, self.landings, self.device, rank)
+                    other = _Lowering(self.tables, self.layout, self.landings, self.device, self.policy, rank)
                     tiles = other._grid(writer, self.tables.ops[writer])
                     boxes = (next(b for t, _, b, w in tile.accesses if w and t == box.tensor) for tile in tiles)
                     return writer, [(row, rows) for row, rows, _, _ in boxes]
@@ -256,9 +260,10 @@ class _Lowering:
         tiles = iter(self.landings.tiles_of(index, self.rank) if pull else ())
         for task in self.tasks[first:]:
             touched: dict[int, list[tuple[Box, bool]]] = {}
-            for tensor, rank, box, written in task.accesses:
+            for operand, (tensor, rank, box, written) in zip(self.tables.boxes(op), task.accesses, strict=True):
                 if rank == self.rank:
-                    touched.setdefault(self.tables.tensors[tensor].storage, []).append((box, written))
+                    reach = self._reach(operand, box)
+                    touched.setdefault(self.tables.tensors[tensor].storage, []).append((reach, written))
             for storage, boxes in touched.items():
                 self._wait(task, storage, [box for box, _ in boxes], any(written for _, written in boxes))
             tile = next(tiles, None)
@@ -280,6 +285,13 @@ class _Lowering:
                 most = max(ghost.threshold for ghost in events)
                 raise PlanLimitError(f"{most} tasks would signal one event; the limit is {R.MAX_THRESHOLD}")
             self.ghosts.extend(events)
+
+    def _reach(self, operand: Row, box: Box) -> Box:
+        """What a tile with this box waits for: the box, or all rows of the groups that it lies in."""
+        space = self.tables.tensors[operand.tensor].space
+        if not self.policy.whole_groups or operand.rows_axis != AXES["rows"] or operand.group or space < 0:
+            return box
+        return (*self.layout.whole_groups(space, self.rank, *box[:2]), *box[2:])
 
     def _tell_readers(self, index: int, op: Row) -> None:
         """The tasks that made the rows which peers pull signal each row tile there."""

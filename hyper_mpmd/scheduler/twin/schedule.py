@@ -1,8 +1,8 @@
-"""Policies O0 and O1, the obvious way: which core runs which tile, in which order.
+"""Policies, the obvious way: which core runs which tile, in which order.
 
 O1 is list scheduling in time order. A task's priority is the longest path from it to the end. Whenever a core is free,
 it takes the ready task of highest priority (the earlier one of equals); hop levels go one after another, so that no
-queue goes down in hop level. O0 gives each op a launch of its own.
+queue goes down in hop level. O0 gives each op a launch of its own. The published design deals tasks out in turn.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from hyper_mpmd.errors import CycleError, PlanLimitError
 from hyper_mpmd.scheduler import records as R
 from hyper_mpmd.scheduler.device import Device
+from hyper_mpmd.scheduler.policies import Policy
 from hyper_mpmd.scheduler.program import TileProgram
 
 
@@ -73,12 +73,14 @@ def check_times(program: TileProgram, device: Device) -> None:
         raise PlanLimitError(f"the tasks of rank {program.rank} take {total} ns together; the limit is {R.MAX_TIME}")
 
 
-def priorities(program: TileProgram, flow: Flow, device: Device) -> list[int]:
+def priorities(program: TileProgram, flow: Flow, device: Device, policy: Policy) -> list[int]:
     """Nanoseconds of the longest path from the start of each task to the end of the program.
 
     All puts of one op share the largest, so that their rank-aware order decides among them.
     """
     priority = [0] * flow.count
+    if not policy.priorities:
+        return priority
     event_tail = [0] * len(flow.waiters)
     first = flow.count
     while first:
@@ -134,10 +136,12 @@ class Arrivals:
         return (mine[place] if mine else 0) + self.device.remote_ns
 
 
-def schedule_o1(program: TileProgram, device: Device) -> Placement:
+def schedule_o1(program: TileProgram, device: Device, policy: Policy) -> Placement:
     check_times(program, device)
     flow = Flow(program)
-    priority = priorities(program, flow, device)
+    priority = priorities(program, flow, device, policy)
+    # Hop levels one after another; where ops are not to interleave, the ops of each in turn.
+    level_of = [(hop, 0 if policy.interleave else op) for op, hop in enumerate(flow.hop)]
     arrivals = Arrivals(program, device)
     cores = pools(device)
     place = Placement(
@@ -148,8 +152,8 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
     event_at = [0] * len(left)  # when the latest signal reaches the waiters
     ready_at = [0] * flow.count
     unmet = [0] * flow.count
-    for level in sorted(set(flow.hop)):
-        members = [task for task in range(flow.count) if flow.hop[flow.op[task]] == level]
+    for level in sorted(set(level_of)):
+        members = [task for task in range(flow.count) if level_of[flow.op[task]] == level]
         pending: list[list[tuple[int, int, int]]] = [[] for _ in cores]  # (ready at, -priority, task)
         ready: list[list[tuple[int, int]]] = [[] for _ in cores]  # (-priority, task)
         clock = [0] * len(cores)  # when the latest task of the level started: what is ready was not all ready before
@@ -185,18 +189,18 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
                 if left[event] == 0:
                     for waiter in flow.waiters[event]:
                         ready_at[waiter] = max(ready_at[waiter], event_at[event])
-                        if flow.hop[flow.op[waiter]] == level:
+                        if level_of[flow.op[waiter]] == level:
                             unmet[waiter] -= 1
                             if unmet[waiter] == 0:
                                 home = pool_of(program, device, flow.op[waiter])
                                 heapq.heappush(pending[home], (ready_at[waiter], -priority[waiter], waiter))
         for op in arrivals.named - {R.NONE}:
-            if flow.hop[op] == level:
+            if level_of[op] == level:
                 arrivals.finish(op, (place.end[task] for task in members if flow.op[task] == op))
         stuck = [task for task in members if unmet[task]]
         if stuck:
             raise CycleError(
-                f"{len(stuck)} task(s) at hop level {level} can never start; the first is task {stuck[0]}: it waits "
+                f"{len(stuck)} task(s) at hop level {level[0]} can never start; the first is task {stuck[0]}: it waits "
                 "for tasks of a later level, or for itself"
             )
     place.launch = [0] * flow.count
@@ -204,7 +208,7 @@ def schedule_o1(program: TileProgram, device: Device) -> Placement:
     return place
 
 
-def schedule_o0(program: TileProgram, device: Device, serial: bool = False) -> Placement:
+def schedule_o0(program: TileProgram, device: Device, policy: Policy) -> Placement:
     check_times(program, device)
     flow = Flow(program)
     arrivals = Arrivals(program, device)
@@ -213,35 +217,18 @@ def schedule_o0(program: TileProgram, device: Device, serial: bool = False) -> P
         [(0, 0)] * flow.count, [0] * flow.count, [0] * flow.count, [[[] for _ in range(n)] for _, n in cores]
     )
     place.launch = [0] * flow.count
-    tasks_of: dict[int, list[int]] = {}
-    for task, op in enumerate(flow.op):
-        tasks_of.setdefault(op, []).append(task)
-    before = _op_dependencies(flow, tasks_of)
-    depth: dict[int, int] = {}
-    for op in tasks_of:  # program order, so predecessors come first
-        later = [b for b in before[op] if b not in depth]
-        if later:
-            raise CycleError(
-                f"op {op} waits for op {later[0]}, which does not come before it; O0 launches op by op, so no op may "
-                "wait for itself or for a later one"
-            )
-        same = [depth[b] + 1 for b in before[op] if flow.hop[b] == flow.hop[op]]
-        depth[op] = max(same, default=0)
-    waves: dict[tuple[int, int], list[int]] = {}
-    for op in tasks_of:
-        waves.setdefault((flow.hop[op], depth[op]), []).append(op)
+    tasks_of, before, ordered = _waves(flow)
     free = [[0] * n for _, n in cores]
     launch_of: dict[int, int] = {}
     host = 0
-    ordered = [waves[wave] for wave in sorted(waves)]
-    if serial:
+    if policy.serial:
         ordered = [[op] for wave in ordered for op in wave]
     for wave in ordered:
         share = _partition(program, device, cores, wave, flow, tasks_of)
         for op in wave:
             pool, first, last = share[op]
             dependencies = sorted(launch_of[b] for b in before[op])
-            if serial:
+            if policy.serial:
                 dependencies = [len(place.launches) - 1] if place.launches else []
             host += device.launch_ns
             begin = max([host, *(place.launches[d][4] for d in dependencies)])
@@ -264,6 +251,29 @@ def schedule_o0(program: TileProgram, device: Device, serial: bool = False) -> P
             if op in arrivals.named:
                 arrivals.finish(op, (place.end[task] for task in tasks_of[op]))
     return place
+
+
+def _waves(flow: Flow) -> tuple[dict[int, list[int]], dict[int, list[int]], list[list[int]]]:
+    """The tasks of each op; the ops that it waits for; waves of ops that do not wait for one another, by hop level,
+    then by the length of the path to them within it."""
+    tasks_of: dict[int, list[int]] = {}
+    for task, op in enumerate(flow.op):
+        tasks_of.setdefault(op, []).append(task)
+    before = _op_dependencies(flow, tasks_of)
+    depth: dict[int, int] = {}
+    for op in tasks_of:  # program order, so predecessors come first
+        later = [b for b in before[op] if b not in depth]
+        if later:
+            raise CycleError(
+                f"op {op} waits for op {later[0]}, which does not come before it; this policy takes op by op, so no "
+                "op may wait for itself or for a later one"
+            )
+        same = [depth[b] + 1 for b in before[op] if flow.hop[b] == flow.hop[op]]
+        depth[op] = max(same, default=0)
+    waves: dict[tuple[int, int], list[int]] = {}
+    for op in tasks_of:
+        waves.setdefault((flow.hop[op], depth[op]), []).append(op)
+    return tasks_of, before, [waves[wave] for wave in sorted(waves)]
 
 
 def _op_dependencies(flow: Flow, tasks_of: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -305,19 +315,60 @@ def _partition(
     return share
 
 
-POLICIES: dict[str, Callable[[TileProgram, Device], Placement]] = {
-    "O0": schedule_o0,
-    "O1": schedule_o1,
-    "serial": partial(schedule_o0, serial=True),
+def schedule_published(program: TileProgram, device: Device, policy: Policy) -> Placement:
+    """Each core kind has one queue: wave by wave of ops, the ops of a wave group by group in turn. Core c of N takes
+    places c, c + N, c + 2N, ... of it, whatever the tasks cost."""
+    check_times(program, device)
+    flow = Flow(program)
+    arrivals = Arrivals(program, device)
+    cores = pools(device)
+    place = Placement(
+        [(0, 0)] * flow.count, [0] * flow.count, [0] * flow.count, [[[] for _ in range(n)] for _, n in cores]
+    )
+    free = [[0] * n for _, n in cores]
+    taken = [0] * len(cores)
+    event_at = [0] * len(flow.waiters)  # when the latest signal reaches the waiters
+    tasks_of, _, waves = _waves(flow)
+    for wave in waves:
+        members = [task for op in wave for task in tasks_of[op]]
+        if policy.interleave:
+            members.sort(key=lambda task: int(program.tasks["group"][task]))
+        for task in members:
+            pool = pool_of(program, device, flow.op[task])
+            core = taken[pool] % len(free[pool])
+            taken[pool] += 1
+            ready = [event_at[e] if e < flow.local_events else arrivals.time(e) for e, _ in flow.waits[task]]
+            start = max([free[pool][core], *ready])
+            end = free[pool][core] = start + flow.costs[task]
+            place.core[task], place.start[task], place.end[task] = (pool, core), start, end
+            place.order[pool][core].append(task)
+            for event in flow.signals[task]:
+                event_at[event] = max(event_at[event], end + device.event_ns)
+        for op in arrivals.named & set(wave):
+            arrivals.finish(op, (place.end[task] for task in tasks_of[op]))
+    place.launch = [0] * flow.count
+    place.launches = [(R.NONE, flow.count, [], 0, max(place.end, default=0))]
+    return place
+
+
+_SCHEDULES: dict[str, Callable[[TileProgram, Device, Policy], Placement]] = {
+    "op": schedule_o0,
+    "list": schedule_o1,
+    "strided": schedule_published,
 }
 
 
-def assemble(program: TileProgram, place: Placement, device: Device, policy: str) -> dict[str, R.Records]:
+def schedule(program: TileProgram, device: Device, policy: Policy) -> dict[str, R.Records]:
+    """A plan's sections."""
+    return assemble(program, _SCHEDULES[policy.how](program, device, policy), device, policy)
+
+
+def assemble(program: TileProgram, place: Placement, device: Device, policy: Policy) -> dict[str, R.Records]:
     """The plan's sections: tasks in queue order, with everything they point to laid out in the same order.
 
-    Under O0 the end of a launch orders ops, so events of this rank's own are left out.
+    Where the host launches op by op, the end of a launch orders them: events of this rank's own are left out.
     """
-    dropped = 0 if policy == "O1" else program.local_events
+    dropped = program.local_events if policy.how == "op" else 0
     tasks: list[np.void] = []
     stores: dict[str, list[R.Records]] = {"access": [], "wait": [], "signal": []}
     queues: list[tuple[int, int, int, int]] = []

@@ -102,6 +102,17 @@ struct TileSize {
   int64_t rows, cols;
 };
 
+// How tasks are put on cores; see hyper_mpmd/scheduler/policies.py.
+struct Policy {
+  enum class How { kOp, kList, kStrided } how = How::kList;
+  bool serial = false;        // one op at a time
+  bool whole_groups = false;  // a tile waits for all rows of its group
+  bool rotation = true;       // puts visit peers in rank-aware order
+  bool priorities = true, interleave = true;
+
+  bool dispatched() const { return how == How::kOp; }  // by the host, op by op
+};
+
 // ---- layout.cpp
 // -------------------------------------------------------------------------------------------------------
 
@@ -133,6 +144,8 @@ class Layout {
   int64_t groups(int64_t space) const { return spaces_[space].groups; }
   // Whether the space has the same groups on every rank.
   bool is_uniform(int64_t space) const { return spaces_[space].rank_stride == 0; }
+  // The first row and the number of rows of all groups that some rows lie in.
+  std::pair<int64_t, int64_t> whole_groups(int64_t space, int64_t rank, int64_t row, int64_t rows) const;
   int64_t tensor_rows(const TensorRow& tensor, int64_t rank) const {
     return tensor.space < 0 ? tensor.rows : total(tensor.space, rank);
   }
@@ -261,11 +274,11 @@ struct Ghost {
 // Puts and where they land: numbered from the counts alone, so that every rank comes to the same numbers.
 class Landings {
  public:
-  Landings(const Descriptor&, const Layout&, std::span<const TileSize> tiles);
+  Landings(const Descriptor&, const Layout&, std::span<const TileSize> tiles, const Policy& policy);
 
   bool empty() const { return landings_.empty(); }
   // The tiles that run on `rank`, in rank-aware order (RATR): to, or from, rank, rank + 1, ... mod W, one tile each in
-  // turn.
+  // turn; without rotation the turns begin with rank 0.
   std::vector<PutTile> tiles(size_t op, int64_t rank) const;
   int64_t count(size_t op, int64_t rank) const;
   // The rows that go from `source` to `peer`, in order of the received row tiles.
@@ -286,6 +299,10 @@ class Landings {
   const Cut& cut(size_t op, int64_t rank, int64_t group) const;
   template <class Visit>
   void put_tiles(size_t op, int64_t source, int64_t peer, Visit&& visit) const;
+  // The turn of a peer among those that `rank` puts to, or pulls from.
+  int64_t turn(int64_t rank, int64_t peer) const {
+    return rotation_ ? (peer + descriptor_.ranks - rank) % descriptor_.ranks : peer;
+  }
   std::vector<Ghost> landed(size_t op, int64_t rank) const;
   std::vector<Ghost> pulled(size_t op, int64_t rank) const;
   // Rows that so many tiles of the op which makes a pull's source write, from tile `first` on.
@@ -297,6 +314,7 @@ class Landings {
   const Descriptor& descriptor_;
   const Layout& layout_;
   std::span<const TileSize> tiles_;
+  bool rotation_;
   struct Landing {
     int64_t groups = 0;
     std::vector<Cut> cuts;         // [ranks, groups]
@@ -333,7 +351,7 @@ struct Program {
 };
 
 Program lower(const Descriptor&, const Layout&, const Landings&, const Device&, std::span<const TileSize>,
-              int64_t rank);
+              const Policy&, int64_t rank);
 
 // ---- schedule.cpp
 // -----------------------------------------------------------------------------------------------------
@@ -384,9 +402,9 @@ struct Placement {
   std::vector<uint32_t> dependencies;
 };
 
-enum class Policy { kO0, kO1, kSerial };
-Placement schedule_o0(const ProgramView&, const Device&, bool serial);
-Placement schedule_o1(const ProgramView&, const Device&);
+Placement schedule_o0(const ProgramView&, const Device&, const Policy&);
+Placement schedule_o1(const ProgramView&, const Device&, const Policy&);
+Placement schedule_published(const ProgramView&, const Device&, const Policy&);
 
 // ---- assemble.cpp
 // -----------------------------------------------------------------------------------------------------
@@ -406,7 +424,7 @@ struct Plan {
   std::vector<PeerRecord> peers;
 };
 
-Plan assemble(const ProgramView&, const Device&, Policy);
+Plan assemble(const ProgramView&, const Device&, const Policy&);
 
 // ---- longest_path.cpp
 // -------------------------------------------------------------------------------------------------
