@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
 from hyper_mpmd.modules.mega_errors import MegaMoeValueError
+from hyper_mpmd.ops.swiglu import LEAST_LIMIT, MOST_LIMIT
 from hyper_mpmd.tasks import DispatchMode
 
 _ROUND = 128  # rows: receive capacities are multiples of it
@@ -29,6 +30,7 @@ class Config:
     tp_size: int
     expert_capacity_factor: float | None
     dispatch_mode: DispatchMode
+    swiglu_limit: float | None
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "num_experts", "top_k", "ep_size"):
@@ -59,6 +61,13 @@ class Config:
                 raise MegaMoeValueError(
                     f"expert_capacity_factor={factor!r}; it must be a finite number of at least 1, or None: "
                     "room for every row"
+                )
+        limit = self.swiglu_limit
+        if limit is not None:
+            number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if not number or not LEAST_LIMIT <= limit <= MOST_LIMIT:
+                raise MegaMoeValueError(
+                    f"swiglu_limit={limit!r}; it must be a float32 above 0, such as 7.0, or None: nothing is clamped"
                 )
         if self.dispatch_mode not in get_args(DispatchMode):
             raise MegaMoeValueError(f"dispatch_mode={self.dispatch_mode!r}; it must be 'push' or 'pull'")

@@ -47,6 +47,8 @@ class MegaMoeExperts(nn.Module):
     and more rows than that raise "capacity overflow" on all ranks, before anything runs.
     dispatch_mode: "push": rows on their way to the experts, in forward and backward, are written by their own rank;
     "pull": the experts' ranks read them. Results are the same, bit for bit. On the way back rows are always pushed.
+    swiglu_limit: x @ gate is clamped to at most it and x @ up to within it on both sides, as in the experts of gpt-oss;
+    no gradient flows to what was clamped. None: nothing is.
     create_parameters=False: the layer has none, and each call brings expert_weights.
     device, dtype: of the parameters, float32 or bfloat16.
 
@@ -71,6 +73,7 @@ class MegaMoeExperts(nn.Module):
         tp_group: dist.ProcessGroup | None = None,
         expert_capacity_factor: float | None = None,
         dispatch_mode: DispatchMode = "push",
+        swiglu_limit: float | None = None,
         create_parameters: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -86,6 +89,7 @@ class MegaMoeExperts(nn.Module):
             1,
             expert_capacity_factor,
             dispatch_mode,
+            swiglu_limit,
         )
         grid = Grid(ep_size, ep_group, tp_group)
         config = replace(config, tp_size=grid.tp_size)

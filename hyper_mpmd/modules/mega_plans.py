@@ -49,7 +49,13 @@ class Plans:
 
     def _way(self, dtype: Any) -> dict[str, Any]:
         config = self._config
-        return {"ranks": config.ranks, "tp": config.tp_size, "dtype": dtype, "dispatch_mode": config.dispatch_mode}
+        return {
+            "ranks": config.ranks,
+            "tp": config.tp_size,
+            "dtype": dtype,
+            "dispatch_mode": config.dispatch_mode,
+            "swiglu_limit": config.swiglu_limit,
+        }
 
     def _plan(
         self,

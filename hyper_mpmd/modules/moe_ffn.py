@@ -20,6 +20,7 @@ def moe_ffn(
     dtype: DType = "float32",
     dispatch_mode: DispatchMode = "push",
     keep: bool = False,
+    swiglu_limit: float | None = None,
 ) -> TaskGraph:
     """permute, [dispatch], up, act, down, [combine], unpermute, [reduce_scatter, reduce, all_gather].
 
@@ -34,7 +35,7 @@ def moe_ffn(
     H]; with tp > 1 shares [part, tp] int32, see `share_rows`. Output: y [T, H]. dtype: of x, w1, w2 and y.
     dispatch_mode: "push": each rank writes its rows into the experts' ranks; "pull": those read them. See `ops.Put`.
     keep: also output what `moe_ffn_backward` takes: received, the rows that reached this rank's experts, [rows, H], and
-    gate_up, their first product, [rows, 2I / tp].
+    gate_up, their first product, [rows, 2I / tp]. swiglu_limit: see `ops.SwiGLU`.
 
     Errors: ShapeError for a size below 1, more choices than experts or an I that tp does not divide, WorldSizeError
     where ranks are past the limit, tp does not divide them or EP does not divide E.
@@ -56,7 +57,7 @@ def moe_ffn(
         rows = g.comm("dispatch", ops.Dispatch(team=Team(ep, tp), mode=dispatch_mode), rows)
     received = rows
     gate_up = rows = g.cube("up", ops.GroupedMatmul(), rows, w1)
-    rows = g.vector("act", ops.SwiGLU(), rows)
+    rows = g.vector("act", ops.SwiGLU(limit=swiglu_limit), rows)
     rows = g.cube("down", ops.GroupedMatmul(), rows, w2)
     if ep > 1:
         rows = g.comm("combine", ops.Combine(), rows)

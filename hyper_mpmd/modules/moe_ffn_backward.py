@@ -31,11 +31,12 @@ def moe_ffn_backward(
     dtype: DType = "float32",
     dispatch_mode: DispatchMode = "push",
     wanted: Collection[Gradient] = GRADIENTS,
+    swiglu_limit: float | None = None,
 ) -> TaskGraph:
     """dispatch(dy) -> {act_grad, w2_grad}; act_grad -> swiglu_grad -> {gate_grad, w1_grad}; gate_grad -> combine -> dx.
 
-    Sizes, ranks, row spaces, dispatch_mode (of the rows; the router's weights, one scalar a row, are pushed) and errors
-    as `moe_ffn`. Inputs of each rank, those that the wanted gradients need:
+    Sizes, ranks, row spaces, swiglu_limit, dispatch_mode (of the rows; the router's weights, one scalar a row, are
+    pushed) and errors as `moe_ffn`. Inputs of each rank, those that the wanted gradients need:
     dy [batch, H]; gather [routed] and back [batch, K] int32, as for `moe_ffn`; scores [routed] float32, the router's
     weight of each routed row; places [routed] int32, back as one row, with tp > 1 [routed, tp], see `score_places`;
     received [rows, H] and gate_up [rows, 2I / tp], which `moe_ffn(keep=True)` gives; w1, w2; with tp > 1 shares, as for
@@ -63,13 +64,13 @@ def moe_ffn_backward(
         rows = g.comm("dispatch", ops.Dispatch(team=owners, mode=dispatch_mode), rows)
         scores = g.comm("dispatch_scores", ops.Dispatch(team=owners), scores)
     if "dw2" in wanted:
-        act = g.vector("weighted_act", ops.WeightedSwiGLU(), gate_up, scores)
+        act = g.vector("weighted_act", ops.WeightedSwiGLU(limit=swiglu_limit), gate_up, scores)
         g.output("dw2", g.cube("w2_grad", ops.GroupedMatmulDW(groups=here), act, rows))
     if set(wanted) == {"dw2"}:
         return g
     w2 = g.input("w2", (here, inner, hidden), dtype)
     d_act = g.cube("act_grad", ops.GroupedMatmulT(), rows, w2)
-    d_gate_up, d_scores = g.vector("swiglu_grad", ops.SwiGLUGrad(), gate_up, d_act, scores)
+    d_gate_up, d_scores = g.vector("swiglu_grad", ops.SwiGLUGrad(limit=swiglu_limit), gate_up, d_act, scores)
     if "dx" in wanted:
         w1 = g.input("w1", (here, hidden, 2 * inner), dtype)
         back = g.input("back", (batch, top_k), "int32")

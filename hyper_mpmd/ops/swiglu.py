@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from hyper_mpmd.errors import ShapeError
 from hyper_mpmd.ops.grouped_matmul import check_one_float_dtype
@@ -11,12 +14,32 @@ from hyper_mpmd.tasks.op import CoreKind, Layout, Op, TensorType
 from hyper_mpmd.tasks.rule import Access, TileRule
 from hyper_mpmd.tasks.tensor import Tensor
 
+LEAST_LIMIT, MOST_LIMIT = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the normal values of float32
 
-class SwiGLU(Op):
+
+class Clamped(Op):
+    """What all ops of a SwiGLU share.
+
+    limit: the gate half stands for min(gate, limit) and the up half for min(max(up, -limit), limit), as in the experts
+    of gpt-oss; None: neither is clamped. NaN stays NaN. A normal float32 above 0, or OpParameterError.
+    """
+
+    limit: Annotated[float, Field(ge=LEAST_LIMIT, le=MOST_LIMIT)] | None = None
+
+    def limits(self) -> float:
+        return math.inf if self.limit is None else self.limit
+
+    def halves(self, h: Any) -> tuple[Any, Any]:
+        """The gate and up halves of h [R, 2I] in its dtype, clamped."""
+        gate, up = h.chunk(2, dim=-1)
+        return (gate, up) if self.limit is None else (gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit))
+
+
+class SwiGLU(Clamped):
     """a = silu(h[:, :I]) * h[:, I:], with silu(v) = v / (1 + exp(-v)).
 
     Input: h [R, 2I], gate half first, float32 or bfloat16. Output: [R, I] of that dtype, computed in float32, rounded
-    once.
+    once. limit: see `Clamped`.
     """
 
     core: ClassVar[CoreKind] = "vector"
@@ -40,5 +63,5 @@ class SwiGLU(Op):
 
     def reference(self, layout: Layout, *inputs: Any) -> Any:
         (h,) = inputs
-        gate, up = h.float().chunk(2, dim=-1)
+        gate, up = self.halves(h.float())
         return (gate * gate.sigmoid() * up).to(h.dtype)

@@ -12,16 +12,17 @@ from typing import Any, ClassVar
 
 from hyper_mpmd.errors import DTypeError, ShapeError
 from hyper_mpmd.ops.grouped_matmul import check_one_float_dtype
-from hyper_mpmd.tasks.op import CoreKind, Layout, Op, TensorType
+from hyper_mpmd.ops.swiglu import Clamped
+from hyper_mpmd.tasks.op import CoreKind, Layout, TensorType
 from hyper_mpmd.tasks.rule import Access, TileRule
 from hyper_mpmd.tasks.tensor import Tensor
 
 
-class WeightedSwiGLU(Op):
+class WeightedSwiGLU(Clamped):
     """a[r] = weights[r] * silu(h[r, :I]) * h[r, I:].
 
     Inputs: h [R, 2I], gate half first, float32 or bfloat16; weights [R] float32. Output: [R, I] of h's dtype, computed
-    in float32, rounded once.
+    in float32, rounded once. limit: see `Clamped`.
     """
 
     core: ClassVar[CoreKind] = "vector"
@@ -42,18 +43,19 @@ class WeightedSwiGLU(Op):
 
     def reference(self, layout: Layout, *inputs: Any) -> Any:
         h, weights = inputs
-        gate, up = h.float().chunk(2, dim=-1)
+        gate, up = self.halves(h.float())
         return (weights[:, None] * (gate * gate.sigmoid() * up)).to(h.dtype)
 
 
-class SwiGLUGrad(Op):
+class SwiGLUGrad(Clamped):
     """The gradients of a[r] = weights[r] * silu(h[r, :I]) * h[r, I:], given grad[r] = (gradient of a[r]) / weights[r].
 
     With s = 1 / (1 + exp(-g)), g = h[r, :I], u = h[r, I:] and d = weights[r] * grad[r]: the gradient of g is
     d * u * (s + g * s * (1 - s)), that of u is d * g * s, that of weights[r] the sum over I of g * s * u * grad[r].
 
     Inputs: h [R, 2I], gate half first, and grad [R, I], both float32 or both bfloat16; weights [R] float32. Outputs:
-    dh [R, 2I] of h's dtype; dweights [R] float32. Computed in float32, rounded once, summed in one fixed order.
+    dh [R, 2I] of h's dtype; dweights [R] float32. Computed in float32, rounded once, summed in one fixed order. limit:
+    see `Clamped`; dh is 0 where a value of h was clamped.
     """
 
     core: ClassVar[CoreKind] = "vector"
@@ -80,12 +82,16 @@ class SwiGLUGrad(Op):
 
     def reference(self, layout: Layout, *inputs: Any) -> Any:
         h, grad, weights = inputs
-        gate, up = h.float().chunk(2, dim=-1)
+        gate, up = self.halves(h.float())
         sigmoid, down = gate.sigmoid(), grad.float()
         act, weighted = gate * sigmoid, weights[:, None] * down
         d_gate = weighted * up * (sigmoid + act * (1 - sigmoid))
         dh = h.new_empty(h.shape)
         dh[:, : up.shape[1]], dh[:, up.shape[1] :] = d_gate.to(h.dtype), (weighted * act).to(h.dtype)
+        if self.limit is not None:
+            raw_gate, raw_up = h.float().chunk(2, dim=-1)
+            dh[:, : up.shape[1]].masked_fill_(raw_gate > self.limit, 0)
+            dh[:, up.shape[1] :].masked_fill_(raw_up.abs() > self.limit, 0)
         return dh, (act * up * down).sum(dim=-1)
 
 

@@ -29,7 +29,7 @@ TENSOR_COLUMNS = ("dtype", "item_bytes", "space", "rows", "cols", "block_rows", 
 OP_COLUMNS = (
     *("kernel", "kind", "dtype", "by_group", "groups", "space"),
     *("rows_kind", "rows_value", "cols_kind", "cols_value", "reduction_kind", "reduction_value"),
-    *("cut_rows", "cut_cols", "flops_per_point", "route", "shift", "team", "stride", "pull", "hop"),
+    *("cut_rows", "cut_cols", "flops_per_point", "route", "shift", "team", "stride", "pull", "hop", "limit_bits"),
     *("operand_begin", "read_boxes", "boxes"),
 )
 OPERAND_COLUMNS = ("tensor", "rows_axis", "cols_axis", "shift", "group", "write")
@@ -127,6 +127,11 @@ def _table(rows: list[list[int]], columns: tuple[str, ...]) -> Table:
     return np.array(rows, dtype=np.int64).reshape(len(rows), len(columns))
 
 
+def limit_bits(limit: float) -> int:
+    """The limit as a float32's bits: tables hold whole numbers only."""
+    return int(np.float32(limit).view(np.uint32))
+
+
 def _op_row(
     graph: TaskGraph,
     node: Node,
@@ -160,7 +165,7 @@ def _op_row(
         *(*extent(rule.rows), *extent(rule.cols), *extent(rule.reduction)),
         *(int(rule.cut_rows), int(rule.cut_cols), rule.flops_per_point),
         *((0, 0, 1, 1, 0) if routing is None else _route(graph, Routing(*routing), inputs[0], outputs[0])),
-        *(hop, operand_begin, sum(not box[-1] for box in boxes), len(boxes)),
+        *(hop, limit_bits(op.limits()), operand_begin, sum(not box[-1] for box in boxes), len(boxes)),
     ]
     return row, boxes
 

@@ -59,6 +59,7 @@ class TileProgram:
 
         ops = np.zeros(len(of_kind), R.OP)
         ops["kind"] = of_kind
+        ops["limit_bits"] = np.float32(np.inf).view(np.uint32)
         tasks = np.zeros(count, R.TASK)
         tasks["op"] = op_of
         for op in range(len(of_kind)):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 NONE = 0xFFFFFFFF
 MAX_INDEX = 0xFFFFFFFE
 MAX_THRESHOLD = 0x3FFFFFFF
@@ -59,7 +59,7 @@ QUEUE = np.dtype(_words("kind", "core", "begin", "count"))
 LAUNCH = np.dtype(
     [*_words("op", "task_count", "dependency_begin", "dependency_count"), ("start_ns", "<i8"), ("end_ns", "<i8")]
 )
-OP = np.dtype(_words("kernel", "kind", "dtype", "read_count", "hop", "route"))
+OP = np.dtype(_words("kernel", "kind", "dtype", "read_count", "hop", "route", "limit_bits"))
 TENSOR = np.dtype(
     [*_words("dtype", "role", "storage", "most_rows"), ("rows", "<u8"), ("cols", "<u8"), ("offset", "<u8")]
 )

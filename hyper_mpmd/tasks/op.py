@@ -6,6 +6,7 @@ Built-in ops live in `hyper_mpmd.ops`, one file each; a user's own op is a subcl
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,6 +83,10 @@ class Op(BaseModel):
     def routing(self) -> Routing | tuple[RouteKind, int] | None:
         """Communication ops only: how rows travel between ranks, the shift of a shifted route, and the team."""
         return None
+
+    def limits(self) -> float:
+        """What the native kernel of a SwiGLU clamps its halves to; infinity: nothing."""
+        return math.inf
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

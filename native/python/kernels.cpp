@@ -84,8 +84,10 @@ void hyper_mpmd::bind_kernels(nb::module_& parent) {
   m.def(
       "swiglu",
       [](DType dtype, int64_t rows, int64_t cols, uintptr_t gate, int64_t ldg, uintptr_t up, int64_t ldu, uintptr_t out,
-         int64_t ldo) { kernels::swiglu(dtype, rows, cols, at(gate), ldg, at(up), ldu, at(out), ldo); },
-      "dtype"_a, "rows"_a, "cols"_a, "gate"_a, "ldg"_a, "up"_a, "ldu"_a, "out"_a, "ldo"_a, NoGil());
+         int64_t ldo,
+         float limit) { kernels::swiglu(dtype, rows, cols, at(gate), ldg, at(up), ldu, at(out), ldo, limit); },
+      "dtype"_a, "rows"_a, "cols"_a, "gate"_a, "ldg"_a, "up"_a, "ldu"_a, "out"_a, "ldo"_a,
+      "limit"_a = kernels::kNoLimit, NoGil());
   m.def(
       "copy_rows",
       [](DType dtype, int64_t rows, int64_t cols, uintptr_t x, int64_t ldx, uintptr_t out, int64_t ldo) {

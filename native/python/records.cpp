@@ -64,7 +64,7 @@ nb::dict record_layouts() {
   {
     nb::list fields;
     FIELD(OpRecord, kernel), FIELD(OpRecord, kind), FIELD(OpRecord, dtype), FIELD(OpRecord, read_count);
-    FIELD(OpRecord, hop), FIELD(OpRecord, route);
+    FIELD(OpRecord, hop), FIELD(OpRecord, route), FIELD(OpRecord, limit_bits);
     add("ops", sizeof(OpRecord), fields);
   }
   {

@@ -36,6 +36,7 @@ struct SwiGLUGradArgs {
   void* d_up;
   int64_t lddu;
   float* dots;
+  float limit;
 };
 
 struct KernelTable {
@@ -43,13 +44,13 @@ struct KernelTable {
   void (*gemm_float32)(const GemmArgs& args);
   void (*gemm_bfloat16)(const GemmArgs& args);
   void (*swiglu_float32)(int64_t rows, int64_t cols, const float* gate, int64_t ldg, const float* up, int64_t ldu,
-                         float* out, int64_t ldo);
+                         float* out, int64_t ldo, float limit);
   void (*swiglu_bfloat16)(int64_t rows, int64_t cols, const uint16_t* gate, int64_t ldg, const uint16_t* up,
-                          int64_t ldu, uint16_t* out, int64_t ldo);
+                          int64_t ldu, uint16_t* out, int64_t ldo, float limit);
   void (*weighted_swiglu_float32)(int64_t rows, int64_t cols, const float* gate, int64_t ldg, const float* up,
-                                  int64_t ldu, const float* weights, float* out, int64_t ldo);
+                                  int64_t ldu, const float* weights, float* out, int64_t ldo, float limit);
   void (*weighted_swiglu_bfloat16)(int64_t rows, int64_t cols, const uint16_t* gate, int64_t ldg, const uint16_t* up,
-                                   int64_t ldu, const float* weights, uint16_t* out, int64_t ldo);
+                                   int64_t ldu, const float* weights, uint16_t* out, int64_t ldo, float limit);
   void (*swiglu_grad_float32)(const SwiGLUGradArgs& args);
   void (*swiglu_grad_bfloat16)(const SwiGLUGradArgs& args);
   void (*unpermute_float32)(int64_t tokens, int64_t k, int64_t cols, const float* y, int64_t ldy, const int32_t* index,

@@ -154,27 +154,27 @@ void gemm(DType dtype, int64_t m, int64_t n, int64_t k, const void* x, int64_t l
 }
 
 void swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
-            void* out, int64_t ldo) {
+            void* out, int64_t ldo, float limit) {
   if (dtype == DType::kBFloat16) {
-    table().swiglu_bfloat16(rows, cols, bf16(gate), ldg, bf16(up), ldu, bf16(out), ldo);
+    table().swiglu_bfloat16(rows, cols, bf16(gate), ldg, bf16(up), ldu, bf16(out), ldo, limit);
   } else {
-    table().swiglu_float32(rows, cols, fp32(gate), ldg, fp32(up), ldu, fp32(out), ldo);
+    table().swiglu_float32(rows, cols, fp32(gate), ldg, fp32(up), ldu, fp32(out), ldo, limit);
   }
 }
 
 void weighted_swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up,
-                     int64_t ldu, const float* weights, void* out, int64_t ldo) {
+                     int64_t ldu, const float* weights, void* out, int64_t ldo, float limit) {
   if (dtype == DType::kBFloat16) {
-    table().weighted_swiglu_bfloat16(rows, cols, bf16(gate), ldg, bf16(up), ldu, weights, bf16(out), ldo);
+    table().weighted_swiglu_bfloat16(rows, cols, bf16(gate), ldg, bf16(up), ldu, weights, bf16(out), ldo, limit);
   } else {
-    table().weighted_swiglu_float32(rows, cols, fp32(gate), ldg, fp32(up), ldu, weights, fp32(out), ldo);
+    table().weighted_swiglu_float32(rows, cols, fp32(gate), ldg, fp32(up), ldu, weights, fp32(out), ldo, limit);
   }
 }
 
 void swiglu_grad(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
                  const void* grad, int64_t ldd, const float* weights, void* d_gate, int64_t lddg, void* d_up,
-                 int64_t lddu, float* dots) {
-  const SwiGLUGradArgs args{rows, cols, gate, ldg, up, ldu, grad, ldd, weights, d_gate, lddg, d_up, lddu, dots};
+                 int64_t lddu, float* dots, float limit) {
+  const SwiGLUGradArgs args{rows, cols, gate, ldg, up, ldu, grad, ldd, weights, d_gate, lddg, d_up, lddu, dots, limit};
   if (dtype == DType::kBFloat16) {
     table().swiglu_grad_bfloat16(args);
   } else {

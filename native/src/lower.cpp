@@ -26,7 +26,8 @@ Program Lowering::run() {
   for (const OpRow& op : d_.ops) {
     out_.ops.push_back({static_cast<uint32_t>(op.kernel), static_cast<uint32_t>(op.kind),
                         static_cast<uint32_t>(op.dtype), static_cast<uint32_t>(op.read_boxes),
-                        static_cast<uint32_t>(op.hop), static_cast<uint32_t>(op.route)});
+                        static_cast<uint32_t>(op.hop), static_cast<uint32_t>(op.route),
+                        static_cast<uint32_t>(op.limit_bits)});
   }
   peers();
   return std::move(out_);

@@ -1,6 +1,7 @@
 #include "hyper_mpmd/plan_image.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "hyper_mpmd/dtype.h"
 #include "hyper_mpmd/prove.h"
@@ -65,6 +66,8 @@ std::string tensor_fault(const PlanView& image) {
   for (size_t i = 0; i < image.ops.size(); ++i) {
     if (image.ops[i].kernel >= kKernelCount) return at("op", i) + ": no such kernel";
     if (image.ops[i].dtype > 3) return at("op", i) + ": no such dtype";
+    const float limit = std::bit_cast<float>(image.ops[i].limit_bits);
+    if (!(limit > 0.0f)) return at("op", i) + ": limit " + std::to_string(limit);
   }
   return {};
 }

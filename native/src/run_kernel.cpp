@@ -1,6 +1,7 @@
 #include "run_kernel.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "hyper_mpmd/kernels.h"
 
@@ -36,6 +37,7 @@ std::string run_kernel(const PlanImage& image, const TensorTable& tensors, const
                        kernels::Scratch& scratch) {
   const OpRecord& op = image.ops[task.op];
   const AccessRecord* boxes = image.accesses.data() + task.access_begin;
+  const float limit = std::bit_cast<float>(op.limit_bits);
   auto box = [&](int i) { return view_of(image, tensors, boxes[i]); };
   switch (static_cast<Kernel>(op.kernel)) {
     case Kernel::kNop:
@@ -70,13 +72,13 @@ std::string run_kernel(const PlanImage& image, const TensorTable& tensors, const
     }
     case Kernel::kSwiGLU: {
       const View gate = box(0), up = box(1), y = box(2);
-      kernels::swiglu(y.dtype, y.rows, y.cols, gate.data, gate.ld, up.data, up.ld, y.data, y.ld);
+      kernels::swiglu(y.dtype, y.rows, y.cols, gate.data, gate.ld, up.data, up.ld, y.data, y.ld, limit);
       break;
     }
     case Kernel::kWeightedSwiGLU: {
       const View gate = box(0), up = box(1), weights = box(2), y = box(3);
       kernels::weighted_swiglu(y.dtype, y.rows, y.cols, gate.data, gate.ld, up.data, up.ld,
-                               reinterpret_cast<const float*>(weights.data), y.data, y.ld);
+                               reinterpret_cast<const float*>(weights.data), y.data, y.ld, limit);
       break;
     }
     case Kernel::kSwiGLUGrad: {
@@ -84,7 +86,7 @@ std::string run_kernel(const PlanImage& image, const TensorTable& tensors, const
       const View d_gate = box(4), d_up = box(5), dots = box(6);
       kernels::swiglu_grad(grad.dtype, grad.rows, grad.cols, gate.data, gate.ld, up.data, up.ld, grad.data, grad.ld,
                            reinterpret_cast<const float*>(weights.data), d_gate.data, d_gate.ld, d_up.data, d_up.ld,
-                           reinterpret_cast<float*>(dots.data));
+                           reinterpret_cast<float*>(dots.data), limit);
       break;
     }
     case Kernel::kGatherSum: {

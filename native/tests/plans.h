@@ -1,10 +1,12 @@
 // Plans made by hand for the native tests: small, readable, and with real data in them, so that a missing order shows.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
+#include "hyper_mpmd/kernels.h"
 #include "hyper_mpmd/plan_image.h"
 
 namespace plans {
@@ -31,7 +33,8 @@ class Builder {
   }
 
   uint32_t op(Kernel kernel, uint32_t reads) {
-    image_.ops.push_back({static_cast<uint32_t>(kernel), 1, 0, reads, 0, 0});
+    image_.ops.push_back(
+        {static_cast<uint32_t>(kernel), 1, 0, reads, 0, 0, std::bit_cast<uint32_t>(kernels::kNoLimit)});
     return static_cast<uint32_t>(image_.ops.size() - 1);
   }
 

@@ -1,10 +1,12 @@
 // The planner by itself, for the sanitizers: random worlds through layout, tiling, lowering and both policies, and the
 // sums that must agree between ranks.
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <random>
 
+#include "hyper_mpmd/kernels.h"
 #include "hyper_mpmd/planner.h"
 
 namespace pl = hyper_mpmd::planner;
@@ -35,14 +37,15 @@ pl::Descriptor make_graph(int64_t ranks, pl::Team team, int64_t groups, int64_t 
                {0, 4, 1, 0, 48, 0, pull ? symmetric : workspace, 3},
                {0, 4, 0, 0, 48, 0, pull ? workspace : symmetric, 5}};
   d.op_names = {"dispatch", "matmul", "scale", "combine"};
-  d.ops = {{2, aiv,          0, 1,          groups,      0, space, 0, none, 1, none, 1, 1, 0,
-            0, pl::kScatter, 0, team.ranks, team.stride, 0, 0,     0, 1,    2},
-           {4, aic, 0, 1, owned, 1, space, 1, plain, 48, plain, cols, 1, 1, 2, 0, 0, 1, 1, 0, hop, 2, 2, 3},
-           {1, aiv, 0, 0, 1, 1, space, 1, plain, 48, none, 1, 1, 1, 1, 0, 0, 1, 1, 0, hop, 5, 1, 2},
-           {2, aiv,         0, 1,          owned,       1,    space,
-            1, none,        1, none,       1,           1,    0,
-            0, pl::kReturn, 0, team.ranks, team.stride, pull, hop + (pull && hop),
-            7, 1,           2}};
+  const int64_t inf = std::bit_cast<uint32_t>(kernels::kNoLimit);
+  d.ops = {{2, aiv,          0, 1,          groups,      0, space, 0,   none, 1, none, 1, 1, 0,
+            0, pl::kScatter, 0, team.ranks, team.stride, 0, 0,     inf, 0,    1, 2},
+           {4, aic, 0, 1, owned, 1, space, 1, plain, 48, plain, cols, 1, 1, 2, 0, 0, 1, 1, 0, hop, inf, 2, 2, 3},
+           {1, aiv, 0, 0, 1, 1, space, 1, plain, 48, none, 1, 1, 1, 1, 0, 0, 1, 1, 0, hop, inf, 5, 1, 2},
+           {2,   aiv,         0, 1,          owned,       1,    space,
+            1,   none,        1, none,       1,           1,    0,
+            0,   pl::kReturn, 0, team.ranks, team.stride, pull, hop + (pull && hop),
+            inf, 7,           1, 2}};
   d.operands = {{0, pl::kRows, pl::kAll, 0, 0, 0},       {1, pl::kRows, pl::kAll, 0, 0, 1},
                 {1, pl::kRows, pl::kReduction, 0, 0, 0}, {2, pl::kReduction, pl::kCols, 0, 1, 0},
                 {3, pl::kRows, pl::kCols, 0, 0, 1},      {3, pl::kRows, pl::kCols, 0, 0, 0},

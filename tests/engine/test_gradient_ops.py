@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hyper_mpmd as hm
-from hyper_mpmd.errors import DTypeError, ShapeError, TaskFailedError
+from hyper_mpmd.errors import DTypeError, OpParameterError, ShapeError, TaskFailedError
 from hyper_mpmd.testing.ops import assert_op_legal
 
 from .graphs import relative_error
@@ -55,25 +55,31 @@ def test_both_gradients_of_a_grouped_matmul_are_those_of_autograd(loads, k, n, d
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=st.integers(1, 60), half=st.integers(1, 70), dtype=dtypes, tile=tiles)
-def test_the_gradient_of_a_weighted_swiglu_is_that_of_autograd(rows, half, dtype, tile):
+@given(
+    rows=st.integers(1, 60), half=st.integers(1, 70), dtype=dtypes, tile=tiles, limit=st.sampled_from([None, 0.5, 3.0])
+)
+def test_the_gradient_of_a_weighted_swiglu_is_that_of_autograd(rows, half, dtype, tile, limit):
     kind = getattr(torch, dtype)
     h, grad = (3 * torch.randn(rows, 2 * half)).to(kind), torch.randn(rows, half).to(kind)
     scores = torch.randn(rows)
     h64, scores64 = h.double().requires_grad_(), scores.double().requires_grad_()
     gate, up = h64.chunk(2, dim=1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     act = scores64[:, None] * torch.nn.functional.silu(gate) * up
     act.backward(grad.double())
     shapes = {"h": (None, 2 * half), "grad": (None, half), "scores": (None,)}
     values = {"h": h, "grad": grad, "scores": scores}
-    dh, dscores = run_op("vector", hm.ops.SwiGLUGrad(), [rows], shapes, dtype, values, tile)
+    dh, dscores = run_op("vector", hm.ops.SwiGLUGrad(limit=limit), [rows], shapes, dtype, values, tile)
     assert relative_error(dh, h64.grad) <= LIMITS[dtype]
     # A sum of both signs: measured against what it sums.
     parts = (torch.nn.functional.silu(gate) * up * grad.double()).abs().sum(dim=1).detach()
     assert float(((dscores - scores64.grad).abs() / parts.clamp(min=1e-30)).max()) <= 1e-5
     shapes, values = {"h": (None, 2 * half), "scores": (None,)}, {"h": h, "scores": scores}
-    (made,) = run_op("vector", hm.ops.WeightedSwiGLU(), [rows], shapes, dtype, values, tile)
+    (made,) = run_op("vector", hm.ops.WeightedSwiGLU(limit=limit), [rows], shapes, dtype, values, tile)
     assert relative_error(made, act.detach()) <= LIMITS[dtype]
+    (made,) = run_op("vector", hm.ops.SwiGLU(limit=limit), [rows], {"h": (None, 2 * half)}, dtype, {"h": h}, tile)
+    assert relative_error(made, (act / scores64[:, None]).detach()) <= LIMITS[dtype]
 
 
 @settings(max_examples=30, deadline=None)
@@ -99,6 +105,34 @@ def test_saturated_gates_have_the_gradients_of_torch(gate):
     values = {"h": h.detach(), "grad": torch.ones(1, 1), "scores": torch.ones(1)}
     dh, _ = run_op("vector", hm.ops.SwiGLUGrad(), [1], shapes, "float32", values, None)
     torch.testing.assert_close(dh, h.grad, rtol=2e-6, atol=1e-36)
+
+
+def test_no_gradient_flows_to_what_was_clamped_and_nan_is_never_clamped():
+    nan, limit = float("nan"), 2.0
+    h = torch.tensor([[2.0, 2.5, nan, -9.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0, 2.0, -2.5, nan]]).T.contiguous()
+    shapes = {"h": (None, 2), "grad": (None, 1), "scores": (None,)}
+    values = {"h": h, "grad": torch.ones(7, 1), "scores": torch.ones(7)}
+    dh, dscores = run_op("vector", hm.ops.SwiGLUGrad(limit=limit), [7], shapes, "float32", values, None)
+    own = h.clone().requires_grad_()
+    (torch.nn.functional.silu(own[:, 0].clamp(max=limit)) * own[:, 1].clamp(-limit, limit)).sum().backward()
+    # To torch a NaN has been clamped: its gradient is 0, which hides a fault. Here it is as without a limit.
+    free = h.clone().requires_grad_()
+    (torch.nn.functional.silu(free[:, 0]) * free[:, 1]).sum().backward()
+    expected = torch.where(h.isnan(), free.grad, own.grad)
+    torch.testing.assert_close(dh, expected, rtol=2e-6, atol=0, equal_nan=True)
+    assert dh[0].count_nonzero() == 2
+    assert dh[1, 0] == 0
+    assert dh[5, 1] == 0
+    assert dscores.isnan().tolist() == [False, False, True, False, False, False, True]
+    (act,) = run_op("vector", hm.ops.SwiGLU(limit=limit), [7], {"h": (None, 2)}, "float32", {"h": h}, None)
+    assert act.isnan().flatten().tolist() == [False, False, True, False, False, False, True]
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, float("inf"), float("nan"), 1e-50, 1e39, "seven"])
+def test_limits_that_are_no_positive_float32_are_refused(limit):
+    for op in (hm.ops.SwiGLU, hm.ops.WeightedSwiGLU, hm.ops.SwiGLUGrad):
+        with pytest.raises(OpParameterError, match="limit"):
+            op(limit=limit)
 
 
 def test_the_gradient_ops_may_be_cut_anywhere():

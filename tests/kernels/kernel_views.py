@@ -1,5 +1,7 @@
 """Strided matrices with guarded padding, and the kernels called on them as on torch tensors."""
 
+import math
+
 import torch
 
 from hyper_mpmd import _native
@@ -51,9 +53,9 @@ def gemm(x, w, *, transpose_x=False, transpose_w=False, padding=0, way=None):
     return y
 
 
-def swiglu(gate, up, *, padding=0):
+def swiglu(gate, up, *, padding=0, limit=math.inf):
     out = output(*gate.shape, gate.dtype, padding)
-    K.swiglu(DTYPES[gate.dtype], *gate.shape, *_at(gate), *_at(up), *_at(out))
+    K.swiglu(DTYPES[gate.dtype], *gate.shape, *_at(gate), *_at(up), *_at(out), limit)
     assert padding_is_intact(out)
     return out
 

@@ -53,6 +53,18 @@ def test_swiglu_of_extremes_is_what_torch_gives():
     assert swiglu(torch.ones(1, 1), torch.tensor([[nan]])).isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_limit_clamps_the_gate_from_above_and_up_on_both_sides(dtype):
+    inf, nan = float("inf"), float("nan")
+    values = torch.tensor([nan, inf, -inf, 7.0, -7.0, 7.0625, -7.0625, 0.0, 3.25, -100.0, 3e38]).to(dtype)
+    gate, up = values.repeat_interleave(11).view(1, -1), values.repeat(11).view(1, -1)
+    expected = torch.nn.functional.silu(gate.double().clamp(max=7)) * up.double().clamp(-7, 7)
+    got = swiglu(gate, up, limit=7.0)
+    near = {"rtol": 1e-6 if dtype == torch.float32 else 2.0**-8, "atol": 1e-30}
+    torch.testing.assert_close(got.double(), expected, **near, equal_nan=True)
+    assert torch.equal(swiglu(gate, up, limit=inf).nan_to_num(), swiglu(gate, up).nan_to_num())
+
+
 def test_swiglu_of_every_bf16_gate_is_the_fp32_result_rounded_once():
     up = torch.full_like(ALL_BF16, 1.7109375)
     got = swiglu(ALL_BF16, up)

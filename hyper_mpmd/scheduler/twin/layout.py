@@ -67,7 +67,8 @@ class Tables:
 
     def op_records(self) -> Records:
         """A plan's ops section."""
-        return np.array([(o.kernel, o.kind, o.dtype, o.read_boxes, o.hop, o.route) for o in self.ops], OP)
+        rows = [(o.kernel, o.kind, o.dtype, o.read_boxes, o.hop, o.route, o.limit_bits) for o in self.ops]
+        return np.array(rows, OP)
 
 
 class Segment(NamedTuple):

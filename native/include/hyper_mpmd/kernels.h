@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "hyper_mpmd/dtype.h"
 #include "hyper_mpmd/scratch.h"
@@ -35,13 +36,16 @@ GemmWay gemm_way(int64_t m);
 void gemm_by(GemmWay way, DType dtype, int64_t m, int64_t n, int64_t k, const void* x, int64_t ldx, const void* w,
              int64_t ldw, void* y, int64_t ldy, Scratch& scratch, bool transpose_x = false, bool transpose_w = false);
 
-// out[r, c] = silu(gate[r, c]) * up[r, c], silu(g) = g / (1 + exp(-g)). As in torch, silu(-inf) is NaN.
+// out[r, c] = silu(gate[r, c]) * up[r, c], silu(g) = g / (1 + exp(-g)). As in torch, silu(-inf) is NaN. Here and in the
+// next two, gate stands for min(gate, limit) and up for min(max(up, -limit), limit); a gradient is 0 where that changed
+// the value, and NaN stays NaN.
+inline constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 void swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
-            void* out, int64_t ldo);
+            void* out, int64_t ldo, float limit = kNoLimit);
 
 // out[r, c] = weights[r] * silu(gate[r, c]) * up[r, c].
 void weighted_swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up,
-                     int64_t ldu, const float* weights, void* out, int64_t ldo);
+                     int64_t ldu, const float* weights, void* out, int64_t ldo, float limit = kNoLimit);
 
 // The gradient of weights[r] * silu(gate) * up, given grad, that of the result divided by weights[r]:
 //   d_gate[r, c] = weights[r] * grad[r, c] * up[r, c] * silu'(gate[r, c]), silu'(g) = s + g s (1 - s), s = 1 / (1 +
@@ -49,7 +53,7 @@ void weighted_swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, 
 //   c] * grad[r, c], the gradient of weights[r]
 void swiglu_grad(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t ldg, const void* up, int64_t ldu,
                  const void* grad, int64_t ldd, const float* weights, void* d_gate, int64_t lddg, void* d_up,
-                 int64_t lddu, float* dots);
+                 int64_t lddu, float* dots, float limit = kNoLimit);
 
 // out[r, c] = x[r, c], for any dtype.
 void copy_rows(DType dtype, int64_t rows, int64_t cols, const void* x, int64_t ldx, void* out, int64_t ldo);

@@ -8,7 +8,7 @@
 
 namespace hyper_mpmd {
 
-inline constexpr uint32_t kPlanVersion = 1;
+inline constexpr uint32_t kPlanVersion = 2;
 inline constexpr uint32_t kNone = 0xffffffffu;  // "no such thing" in any index field
 // Indices are 32-bit; counters are compared by signed 32-bit difference, so no threshold may reach half their range.
 inline constexpr uint64_t kMaxIndex = 0xfffffffeu;
@@ -124,8 +124,9 @@ struct OpRecord {
   uint32_t read_count;  // how many of a task's boxes are read; the rest are written
   uint32_t hop;         // the most cross-rank edges on a path to it
   uint32_t route;       // 0: not a communication op
+  uint32_t limit_bits;  // of the float32 that SwiGLU clamps its halves to; infinity: nothing
 };
-static_assert(sizeof(OpRecord) == 24);
+static_assert(sizeof(OpRecord) == 28);
 
 struct TensorRecord {
   uint32_t dtype;

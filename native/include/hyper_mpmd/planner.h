@@ -46,10 +46,11 @@ struct OpRow {
   static constexpr const char* kColumns =
       "kernel kind dtype by_group groups space rows_kind rows_value cols_kind cols_value reduction_kind "
       "reduction_value "
-      "cut_rows cut_cols flops_per_point route shift team stride pull hop operand_begin read_boxes boxes";
+      "cut_rows cut_cols flops_per_point route shift team stride pull hop limit_bits operand_begin read_boxes boxes";
   int64_t kernel, kind, dtype, by_group, groups, space;
   int64_t rows_kind, rows_value, cols_kind, cols_value, reduction_kind, reduction_value;
   int64_t cut_rows, cut_cols, flops_per_point, route, shift, team, stride, pull, hop;
+  int64_t limit_bits;  // of a float
   int64_t operand_begin, read_boxes, boxes;
 };
 

@@ -47,7 +47,7 @@ def gradients_job(
     errors = {}
     for other, (one, dy) in enumerate(zip(batches, dys, strict=True)):
         own_x, own_weights = leaves(one[0], one[2])
-        expected = plain(own_x, one[1], own_weights, w1, w2)
+        expected = plain(own_x, one[1], own_weights, w1, w2, kwargs.get("swiglu_limit"))
         expected.backward(dy.double())
         if other == rank:
             errors = {

@@ -59,13 +59,15 @@ def batch(tokens: int, *, seed: int = 0, pattern: str = "random", dtype: torch.d
     return x, ids, weights
 
 
-def plain(x, ids, weights, w1, w2):
-    """The layer in plain torch, expert by expert, in float64."""
+def plain(x, ids, weights, w1, w2, limit=None):
+    """The layer in plain torch, expert by expert, in float64. limit: swiglu_limit."""
     y = torch.zeros(x.shape, dtype=torch.float64)
     x, weights, w1, w2 = (t.double() for t in (x, weights, w1, w2))
     for expert in range(len(w1)):
         token, choice = (ids == expert).nonzero(as_tuple=True)
         gate, up = (x[token] @ w1[expert]).chunk(2, dim=-1)
+        if limit is not None:
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         rows = (torch.nn.functional.silu(gate) * up) @ w2[expert]
         y = y.index_add(0, token, weights[token, choice, None] * rows)
     return y

@@ -38,6 +38,23 @@ def test_output_and_all_gradients_are_those_of_plain_torch(pattern, dtype, limit
         assert module.down_weight.grad[expert].count_nonzero() == 0
 
 
+@pytest.mark.parametrize("limit", [0.75, 1e6])
+def test_a_swiglu_limit_clamps_in_both_directions(limit):
+    module = layer(swiglu_limit=limit)
+    x, ids, weights = batch(64)
+    want = leaves(x, weights, module.gate_up_weight, module.down_weight)
+    expected = plain(want[0], ids, *want[1:], limit=limit)
+    unclamped = plain(want[0], ids, *want[1:])
+    assert (rel(unclamped, expected) > 0.1) == (limit < 1)
+    y = module(x, ids, weights)
+    assert rel(y, expected) <= 1e-5
+    expected.square().sum().backward()
+    y.square().sum().backward()
+    for own, other in zip((x, weights, module.gate_up_weight, module.down_weight), want, strict=True):
+        assert rel(own.grad, other.grad) <= 2e-5
+    assert copy.deepcopy(module).config.swiglu_limit == limit
+
+
 @settings(max_examples=30, deadline=None)
 @given(tokens=st.integers(0, 40), hidden=st.integers(1, 40), inner=st.integers(1, 40), data=st.data())
 def test_any_shape_and_routing(tokens, hidden, inner, data):

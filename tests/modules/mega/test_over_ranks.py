@@ -33,6 +33,14 @@ def test_ranks_may_have_other_numbers_of_tokens_or_none(rank_pools, world, token
         assert max(errors.values()) <= 1e-5, errors
 
 
+@pytest.mark.parametrize("world", [2, 4])
+def test_experts_with_a_limit_follow_one_process(rank_pools, world):
+    for errors in rank_pools[world].run(
+        jobs.gradients_job, 64, "skewed", torch.float32, "SGD", swiglu_limit=0.75, expert_capacity_factor=4.0
+    ):
+        assert max(errors.values()) <= 1e-5, errors
+
+
 def test_adamw_follows_one_process(rank_pools):
     # The first step is the sign of the gradient, and the sign of a tiny one is rounding.
     for errors in rank_pools[2].run(jobs.gradients_job, 40, "skewed", torch.float32, "AdamW"):
@@ -59,6 +67,7 @@ def test_what_one_rank_refuses_all_raise_alike_and_the_layer_works_after(rank_po
         ("num_experts", [8, 16]),
         ("expert_capacity_factor", [None, 1.5]),
         ("dispatch_mode", ["push", "pull"]),
+        ("swiglu_limit", [None, 7.0]),
     ],
 )
 def test_constructor_values_that_differ_are_told_on_all_ranks(rank_pools, name, values):

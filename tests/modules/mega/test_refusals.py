@@ -1,6 +1,7 @@
 """What MegaMoeExperts refuses on one rank: the class, the value, the limit; and it works after."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -40,10 +41,14 @@ def test_exactly_one_number_of_tokens_is_needed(kwargs):
             ({"expert_capacity_factor": factor}, f"expert_capacity_factor={factor!r}")
             for factor in (0.999, math.nan, math.inf, -math.inf, True, "1")
         ),
+        *(
+            ({"swiglu_limit": limit}, f"swiglu_limit={limit!r}")
+            for limit in (0, -7.0, math.nan, math.inf, True, "7", 1e-50, 1e39)
+        ),
     ],
 )
 def test_values_that_cannot_be_are_refused_at_construction(kwargs, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=re.escape(text)):
         MegaMoeExperts(**{**SIZES, "local_num_tokens": 8, **kwargs})
 
 
