@@ -92,8 +92,8 @@ def measure(tasks: int, rounds: int) -> list[dict[str, Any]]:
             )
     for number in range(rounds + 1):
         for case in cases:
-            status, *_, seconds, _ = _native.engine.launch(
-                [case["plan"]], [], None, [[]], [[]], [], case["workers"], 120.0, lambda rank, task: True
+            status, *_, seconds, _, _ = _native.engine.launch(
+                [case["plan"]], [], None, [[]], [[]], [], case["workers"], 120.0, lambda rank, task: True, None
             )
             if status != 0:
                 raise RuntimeError(f"{case['shape']} on {case['workers']} workers ended with status {status}")

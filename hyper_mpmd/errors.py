@@ -152,6 +152,13 @@ class EngineError(HyperMpmdError, RuntimeError):
     """The engine cannot take this launch: closed, missing, or in a state it names."""
 
 
+class EngineHungError(EngineError):
+    """A task body of an earlier launch, which was ended, has not come to its end; the engine waits for it.
+
+    The engine takes launches again once that body has ended. One that never ends needs a new process.
+    """
+
+
 class NestedRunError(EngineError):
     """`run` called from inside a kernel: the workers that it would need are busy running that kernel."""
 
@@ -165,12 +172,16 @@ class LaunchTimeout(HyperMpmdError, TimeoutError, RuntimeError):
 
     report: the same as plain data ({} where a rank never entered the launch): "cores", each with its state, and "root".
     path: the JSON file that holds it, for `hyper-mpmd explain-hang`; None where none was written.
+    records: the state of every core as 64-byte records of `hyper_mpmd.scheduler.records.CORE`; None as with report.
     """
 
-    def __init__(self, message: str, report: dict[str, Any] | None = None, path: Path | None = None) -> None:
+    def __init__(
+        self, message: str, report: dict[str, Any] | None = None, path: Path | None = None, records: Any = None
+    ) -> None:
         super().__init__(message)
         self.report = report or {}
         self.path = path
+        self.records = records
 
 
 class HangFileError(HyperMpmdError, ValueError):

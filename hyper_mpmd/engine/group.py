@@ -16,19 +16,21 @@ import torch.distributed as dist
 from hyper_mpmd import _native, shmem
 from hyper_mpmd.engine.bindings import check_inputs, make_outputs
 from hyper_mpmd.engine.hang import leading_lines
-from hyper_mpmd.engine.python_kernels import PythonKernels
-from hyper_mpmd.engine.run import (
+from hyper_mpmd.engine.launching import (
     DONE,
     GROUP_ENDED,
     INTERRUPTED,
     NOT_ENTERED,
     TIMED_OUT,
     WRONG_PROGRAM,
-    addresses,
-    check_options,
+    Outcome,
+    hang_error,
+    launch,
     launch_error,
 )
-from hyper_mpmd.errors import EngineError, LaunchTimeout, PlanFormatError, WorldSizeError
+from hyper_mpmd.engine.python_kernels import PythonKernels
+from hyper_mpmd.engine.run import addresses, check_options
+from hyper_mpmd.errors import EngineError, EngineHungError, LaunchTimeout, PlanFormatError, WorldSizeError
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.prove import native_sections, require_proof
 from hyper_mpmd.scheduler.records import ALIGNMENT, DTYPES, ROLES, WORDS_PER_LINE
@@ -87,9 +89,17 @@ class GroupEngine:
         return self._heap.name(peer)
 
     def close(self) -> None:
-        """Give the buffers and the heap's reference back: with all ranks, but local after a death. Idempotent."""
+        """Give the buffers and the heap's reference back: with all ranks, but local after a death. Idempotent.
+
+        EngineHungError while a task body of a launch that was ended still runs: it may write to these buffers.
+        """
         if self._closed:
             return
+        if not _native.engine.settled():
+            raise EngineHungError(
+                "a task body of a launch that was ended is still running; close() again once it has ended, or end the "
+                "process"
+            )
         self._drop_buffers()
         shmem.release(self._process_group)
         self._closed = True
@@ -130,20 +140,11 @@ class GroupEngine:
         self._heap.native.set_activity(f"launch {self._epoch}, {plan.graph.name} under {plan.policy}")
         self._native.enter(self._epoch, _tag(plan), self._heap.config.timeout_sec)
         kernels = PythonKernels([plan], [prepared], [self._native.workspace], [tensors], [outputs])
-        status, *told, raised = _native.engine.launch(
-            [prepared],
-            [],
-            self._native,
-            [memory],
-            [copies],
-            [] if trace is None else [trace.ctypes.data],
-            workers or 0,
-            timeout or 0.0,
-            kernels,
-        )
+        traces = [] if trace is None else [trace]
+        outcome = launch(kernels, [], self._native, [memory], [copies], traces, workers, timeout)
         self._heap.native.set_activity(f"between launches, after launch {self._epoch}")
-        if status != DONE:
-            self._end(plan, kernels, status, told, raised)
+        if outcome.status != DONE:
+            self._end(plan, kernels, outcome)
         return outputs
 
     def _check_plan(self, plan: Plan) -> None:
@@ -209,42 +210,45 @@ class GroupEngine:
         plan.__dict__["_prepared_for_group"] = (room, prepared)
         return prepared
 
-    def _end(self, plan: Plan, kernels: PythonKernels, status: int, told: list[Any], raised: Any) -> NoReturn:
+    def _end(self, plan: Plan, kernels: PythonKernels, outcome: Outcome) -> NoReturn:
         """Tell the group why this rank's launch ended, and raise what all, or this rank, are to see."""
-        heap, launch = self._heap, f"launch {self._epoch}"
-        if status == GROUP_ENDED:
-            self._raise_end(launch)
-        rank = told[0]
+        heap, name = self._heap, f"launch {self._epoch}"
+        if outcome.status == GROUP_ENDED:
+            self._raise_end(name, kernels, outcome)
+        status, rank, raised = outcome.status, outcome.rank, outcome.raised
         if status == INTERRUPTED:
-            heap.end_launch(REASON_INTERRUPTED, f"{heap.name(self.rank)} was ended in {launch} by {_short(raised)}")
+            assert raised is not None
+            heap.end_launch(REASON_INTERRUPTED, f"{heap.name(self.rank)} was ended in {name} by {_short(raised)}")
             raise raised
         if status == NOT_ENTERED:
             doing = heap.native.activity(rank) or "not in an engine"
             error: Exception = LaunchTimeout(
-                f"{heap.name(rank)} has not entered {launch} within {heap.config.timeout_sec:g} s; it is in {doing}"
+                f"{heap.name(rank)} has not entered {name} within {heap.config.timeout_sec:g} s; it is in {doing}"
             )
         elif status == WRONG_PROGRAM:
             error = EngineError(
-                f"ranks launch different work as {launch}: {heap.name(self.rank)} {plan.graph.name!r}, "
+                f"ranks launch different work as {name}: {heap.name(self.rank)} {plan.graph.name!r}, "
                 f"{heap.name(rank)} something else ({heap.native.activity(rank)}); graph, loads, device, policy and "
                 "tiles must be equal on all ranks"
             )
         else:
-            error = launch_error([plan], kernels.error, status, *told)
+            error = launch_error(kernels, outcome)
         deadline = status in (TIMED_OUT, NOT_ENTERED)
         # All ranks raise the same text: what the heap has room for.
         text = leading_lines(f"{heap.name(self.rank)}: {error}", _native.SHMEM_ABORT_TEXT_BYTES)
         first = heap.end_launch(REASON_DEADLINE if deadline else REASON_ERROR, text)
         if deadline:
-            report, path = (error.report, error.path) if isinstance(error, LaunchTimeout) else ({}, None)
-            raise LaunchTimeout(text if first is None else first[2], report, path) from None
+            assert isinstance(error, LaunchTimeout)
+            raise LaunchTimeout(text if first is None else first[2], error.report, error.path, error.records) from None
         raise error
 
-    def _raise_end(self, launch: str) -> NoReturn:
+    def _raise_end(self, launch: str, kernels: PythonKernels, outcome: Outcome) -> NoReturn:
         try:
             self._heap.raise_end(launch)
         except shmem.ShmemTimeout as error:
-            raise LaunchTimeout(str(error)) from None
+            # All raise the text of the rank that ended the launch; each leaves a file of what its own cores did.
+            own = hang_error(kernels, outcome)
+            raise LaunchTimeout(str(error), own.report, own.path, own.records) from None
 
 
 def _symmetric_bytes(plan: Plan) -> int:

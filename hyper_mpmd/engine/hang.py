@@ -6,6 +6,7 @@ ranks in other processes a rank knows only who they are.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import tempfile
@@ -18,45 +19,50 @@ import numpy as np
 from hyper_mpmd.errors import HangFileError
 from hyper_mpmd.scheduler.counterexample import Names
 from hyper_mpmd.scheduler.plan import Plan
-from hyper_mpmd.scheduler.records import NONE
+from hyper_mpmd.scheduler.records import CORE, CORE_STATES, NONE, Records
 
 DIRECTORY = "HYPER_MPMD_HANG_DIR"  # where files are written; the temporary directory where it is not set
-FORMAT, VERSION = "hyper-mpmd hang", 1
+FORMAT, VERSION = "hyper-mpmd hang", 2
 _MOST_LINES = 12  # cores told in a message
 _MOST_SIGNALLERS = 8  # listed of one event
 _ENDINGS = ("circle", "lost signal", "running", "other process", "unknown")  # the first that is found is the root
 
-Standing = tuple[int, int, int, int, int, int]  # rank, queue, task, event, have, need: BlockedCore of the engine
 
+def hang_report(plans: Sequence[Plan], records: Records, seconds: float) -> dict[str, Any]:
+    """The state of every core as plain data: waiting (for what, and for whom), running, ready or done; the root cause.
 
-def hang_report(
-    plans: Sequence[Plan], blocked: Sequence[Standing], running: Sequence[Standing], seconds: float
-) -> dict[str, Any]:
-    """The state of every core as plain data: waiting (for what, and for whom), running or done; and the root cause."""
-    heads = {(rank, queue): ("waiting", task) for rank, queue, task, *_ in blocked}
-    heads |= {(rank, queue): ("running", task) for rank, queue, task, *_ in running}
-    lacking = {(rank, queue): (event, have, need) for rank, queue, _, event, have, need in blocked}
+    records: CORE records of all cores. They are in the data as well, in base64, 64 bytes a core.
+    """
+    heads = {
+        (rank, queue): (CORE_STATES[state], task)
+        for rank, queue, state, task in records[["rank", "queue", "state", "task"]].tolist()
+    }
     names, by_rank = Names(plans), {plan.rank: plan for plan in plans}
     cores: list[dict[str, Any]] = []
-    for plan in plans:
-        for queue in np.flatnonzero(plan.sections["queues"]["count"]).tolist():
-            state, task = heads.get((plan.rank, queue), ("done", NONE))
-            core: dict[str, Any] = {"rank": plan.rank, "core": plan.core_name(queue), "state": state}
-            if state != "done":
-                core["task"] = plan.task_name(task)
-            if state == "waiting":
-                event, have, need = lacking[plan.rank, queue]
-                core |= {"event": _event(names, plan, event), "have": have, "need": need}
-                core["signallers"] = _signallers(by_rank, heads, plan, task, event)
-            cores.append(core)
-    for rank, queue, _, event, have, need in blocked:
-        if queue == NONE:
-            core = {"rank": rank, "core": "host", "state": "waiting", "task": "the end of the launch"}
-            core |= {"event": _event(names, by_rank[rank], event), "have": have, "need": need}
-            cores.append(core | {"signallers": _signallers(by_rank, heads, by_rank[rank], NONE, event)})
+    for record in records:
+        rank, queue, task, event = (int(record[name]) for name in ("rank", "queue", "task", "event"))
+        plan, state, host = by_rank[rank], CORE_STATES[int(record["state"])], queue == NONE
+        core: dict[str, Any] = {"rank": rank, "core": "host" if host else plan.core_name(queue), "state": state}
+        if not host:
+            core |= {name: int(record[name]) for name in ("worker", "ended", "tasks")}
+        if state != "done":
+            core["task"] = "the end of the launch" if host else plan.task_name(task)
+        if state == "waiting":
+            core |= {"event": _event(names, plan, event), "have": int(record["have"]), "need": int(record["need"])}
+            core["signallers"] = _signallers(by_rank, heads, plan, task, event)
+        cores.append(core)
     report = {"format": FORMAT, "version": VERSION, "graph": plans[0].graph.name, "policy": plans[0].policy}
     report |= {"ranks": plans[0].ranks, "seen": sorted(by_rank), "seconds": seconds, "cores": cores}
+    report["records"] = base64.b64encode(records.tobytes()).decode()
     return report | {"root": root_cause(report)}
+
+
+def core_records(report: Mapping[str, Any]) -> Records:
+    """The CORE records of a report. HangFileError: it holds none."""
+    try:
+        return np.frombuffer(base64.b64decode(report["records"], validate=True), CORE)
+    except (KeyError, TypeError, ValueError) as error:
+        raise HangFileError(f"the report holds no records of {CORE.itemsize} bytes a core: {error}") from None
 
 
 def _event(names: Names, plan: Plan, event: int) -> str:
@@ -104,7 +110,8 @@ def root_cause(report: Mapping[str, Any]) -> dict[str, Any]:
     """
     cores = {(core["rank"], core["core"]): core for core in report["cores"]}
     found = [_follow(report, cores, core) for core in report["cores"] if core["state"] == "waiting"]
-    found += [_end(report, "running", [core]) for core in report["cores"] if core["state"] == "running"][:1]
+    for state in ("running", "ready"):
+        found += [_end(report, "running", [core]) for core in report["cores"] if core["state"] == state][:1]
     found.append({"kind": "unknown", "text": "no core was waiting or inside a task", "chain": []})
     return min(found, key=lambda one: _ENDINGS.index(one["kind"]))
 
@@ -121,7 +128,15 @@ def _follow(report: Mapping[str, Any], cores: Mapping[Any, Any], core: Mapping[s
         if "core" not in late[0]:
             return _end(report, "other process", chain, late[0]["rank"])
         core = cores[late[0]["rank"], late[0]["core"]]
-    return _end(report, "running", [*chain, core])
+    return _end(report, "running", [*chain, core, *_busy_worker(report, core)])
+
+
+def _busy_worker(report: Mapping[str, Any], ready: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What keeps the worker of a core whose next task could start: another core of its own, if anything."""
+    if ready["state"] != "ready":
+        return []
+    same = [core for core in report["cores"] if (core["rank"], core.get("worker")) == (ready["rank"], ready["worker"])]
+    return [core for core in same if core["state"] == "running"]
 
 
 def _end(report: Mapping[str, Any], kind: str, chain: list[Mapping[str, Any]], rank: int = 0) -> dict[str, Any]:
@@ -129,12 +144,16 @@ def _end(report: Mapping[str, Any], kind: str, chain: list[Mapping[str, Any]], r
     where = _place(report, last)
     if kind == "circle":
         text = "cores wait for one another in a circle: " + ", ".join(_place(report, core) for core in chain)
+    elif kind == "running" and last["state"] == "ready":
+        text = f"{where} can start {last['task']}, which its worker has not come to: are there processors enough?"
     elif kind == "running":
         text = f"{where} is inside {last['task']}, which has not ended"
     elif kind == "lost signal":
-        text = f"every task that signals {last['event']} has ended, but {where} has {last['have']} of {last['need']}"
+        signallers = ", ".join(one["task"] for one in last["signallers"])
+        text = f"every task that signals {last['event']} has ended ({signallers}), but {where} has {last['have']} of "
+        text += f"{last['need']}: a signal may have been lost"
     elif kind == "other process":
-        text = f"{where} waits for rank {rank}, a process of its own: see the file that rank {rank} wrote"
+        text = f"{where} waits for rank {rank}, a process of its own: see its file, {_file_prefix(rank)}*.json"
     else:
         text = f"no task signals {last['event']}, for which {where} waits"
     return {"kind": kind, "text": text, "chain": [f"{_place(report, core)}: {_doing(core)}" for core in chain]}
@@ -148,15 +167,15 @@ def _place(report: Mapping[str, Any], place: Mapping[str, Any]) -> str:
 def _doing(core: Mapping[str, Any]) -> str:
     if core["state"] == "done":
         return "done"
-    if core["state"] == "running":
-        return f"inside {core['task']}"
+    if core["state"] in ("running", "ready"):
+        return f"{'inside' if core['state'] == 'running' else 'about to start'} {core['task']}"
     return f"{core['task']} waits for {core['event']} (have {core['have']}, need {core['need']})"
 
 
 def hang_text(report: Mapping[str, Any]) -> str:
     """The root cause, then the cores that wait and whom they wait for; at most 20 lines or so."""
     waiting = [core for core in report["cores"] if core["state"] == "waiting"]
-    busy = [core for core in report["cores"] if core["state"] == "running"]
+    busy = [core for core in report["cores"] if core["state"] in ("running", "ready")]
     lines = [f"root cause: {report['root']['text']}"]
     for core in waiting[:_MOST_LINES]:
         line = f"{_place(report, core)}: {_doing(core)}"
@@ -168,10 +187,10 @@ def hang_text(report: Mapping[str, Any]) -> str:
     if len(waiting) > _MOST_LINES:
         lines.append(f"and {len(waiting) - _MOST_LINES} more cores that wait")
     if not waiting:
-        lines.append("every core was inside a task, or done")
+        lines.append("no core waited for another")
     lines += [f"{_place(report, core)}: {_doing(core)}" for core in busy[:4]]
     done = sum(core["state"] == "done" for core in report["cores"])
-    lines.append(f"{len(waiting)} waiting, {len(busy)} inside a task, {done} done")
+    lines.append(f"{len(waiting)} waiting, {len(busy)} inside a task or about to start one, {done} done")
     return "\n".join(lines)
 
 
@@ -184,10 +203,15 @@ def leading_lines(text: str, most_bytes: int) -> str:
 
 def write_hang(report: Mapping[str, Any]) -> Path:
     """Write the data as JSON to a new file in $HYPER_MPMD_HANG_DIR, or the temporary directory. OSError: it cannot."""
-    handle, name = tempfile.mkstemp(".json", "hyper-mpmd-hang-", os.environ.get(DIRECTORY) or None)
+    prefix = _file_prefix(report["seen"][0] if len(report["seen"]) < report["ranks"] else None)
+    handle, name = tempfile.mkstemp(".json", prefix, os.environ.get(DIRECTORY) or None)
     with open(handle, "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
     return Path(name)
+
+
+def _file_prefix(rank: int | None) -> str:
+    return "hyper-mpmd-hang-" if rank is None else f"hyper-mpmd-hang-rank{rank}-"
 
 
 def read_hang(path: Path) -> dict[str, Any]:
@@ -199,6 +223,7 @@ def read_hang(path: Path) -> dict[str, Any]:
                 f"{path} is {report['format']!r}, version {report['version']!r}; expected {FORMAT!r}, version {VERSION}"
             )
         hang_text(report | {"root": root_cause(report)})
+        core_records(report)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         if isinstance(error, HangFileError):
             raise

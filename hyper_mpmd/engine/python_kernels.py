@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +13,14 @@ from hyper_mpmd.engine.bindings import TORCH_DTYPES, memory_view, tensor_index
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.records import ROLES
 from hyper_mpmd.tasks.op import Tile
+
+_inside: set[int] = set()  # threads that run a Python kernel now
+
+
+def interrupt_kernels() -> None:
+    """Raise SystemExit in every Python kernel that runs now, as soon as it comes to its next bytecode."""
+    for thread in list(_inside):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(SystemExit))
 
 
 class PythonKernels:
@@ -32,12 +42,16 @@ class PythonKernels:
         self._views: dict[tuple[int, int], torch.Tensor] = {}
 
     def __call__(self, rank: int, task: int) -> bool:
+        thread = threading.get_ident()
         try:
+            _inside.add(thread)
             self._run(rank, task)
         except BaseException as error:
             if self.error is None:
                 self.error = error
             return False
+        finally:
+            _inside.discard(thread)
         return True
 
     def _run(self, rank: int, number: int) -> None:

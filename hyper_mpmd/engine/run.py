@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,18 +13,11 @@ from numpy.typing import NDArray
 
 from hyper_mpmd import _native
 from hyper_mpmd.engine.bindings import check_inputs, make_outputs, tensor_index
-from hyper_mpmd.engine.hang import DIRECTORY, Standing, hang_report, hang_text, write_hang
-from hyper_mpmd.engine.python_kernels import PythonKernels
+from hyper_mpmd.engine.launching import DONE, launch, launch_error
+from hyper_mpmd.engine.python_kernels import PythonKernels, interrupt_kernels
 from hyper_mpmd.engine.reference import run_reference
 from hyper_mpmd.engine.torch_gemm import lend
-from hyper_mpmd.errors import (
-    EngineError,
-    HyperMpmdError,
-    LaunchTimeout,
-    NestedRunError,
-    PlanFormatError,
-    TaskFailedError,
-)
+from hyper_mpmd.errors import EngineError, PlanFormatError
 from hyper_mpmd.scheduler.device import usable_cores
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.prove import native_sections, proof_of, require_proof
@@ -31,13 +25,21 @@ from hyper_mpmd.scheduler.records import ROLES
 from hyper_mpmd.scheduler.timeline import TRACE, Timeline, measured
 
 ENGINES = ("native", "reference")
-# native/include/hyper_mpmd/engine.h, LaunchStatus
-(DONE, TASK_FAILED, TIMED_OUT, INTERRUPTED, NESTED, CLOSED, NO_THREADS, GROUP_ENDED, WRONG_PROGRAM, NOT_ENTERED,
- NO_MEMORY) = range(11)  # fmt: skip
 
 _native.engine.set_processors(usable_cores())
 lend()
-atexit.register(_native.engine.close)
+_LAST_SECONDS = 1.0  # for Python kernels to end once they have been told to
+
+
+def _close_at_exit() -> None:
+    """Join the workers. A Python kernel that went on would meet an interpreter that is no more, and abort."""
+    until = time.monotonic() + _LAST_SECONDS
+    while not _native.engine.close() and time.monotonic() < until:
+        interrupt_kernels()
+        time.sleep(0.01)
+
+
+atexit.register(_close_at_exit)
 
 
 def run(
@@ -126,19 +128,9 @@ def _launch(
         copies.append(copied)
     workspaces = [member.workspace for member in prepared]
     kernels = PythonKernels(plans, prepared, workspaces, inputs, outputs)
-    status, rank, task, reason, blocked, running, seconds, _ = _native.engine.launch(
-        prepared,
-        workspaces,
-        None,
-        memory,
-        copies,
-        [trace.ctypes.data for trace in traces],
-        workers or 0,
-        timeout or 0.0,
-        kernels,
-    )
-    if status != DONE:
-        raise launch_error(plans, kernels.error, status, rank, task, reason, blocked, running, seconds)
+    outcome = launch(kernels, workspaces, None, memory, copies, traces, workers, timeout)
+    if outcome.status != DONE:
+        raise launch_error(kernels, outcome)
     return outputs
 
 
@@ -170,44 +162,3 @@ def addresses(
         else:
             found[number] = found[int(storage[number])] = made[output].data_ptr()
     return found, copied
-
-
-def launch_error(
-    plans: Sequence[Plan],
-    cause: BaseException | None,
-    status: int,
-    rank: int,
-    task: int,
-    reason: str,
-    blocked: list[Standing],
-    running: list[Standing],
-    seconds: float,
-) -> HyperMpmdError:
-    """The error of a launch that did not end well, in the names that people gave."""
-    by_rank = {plan.rank: plan for plan in plans}
-    where = f"rank {rank}, " if plans[0].ranks > 1 else ""
-    if status == TASK_FAILED:
-        detail = reason or f"{type(cause).__name__}: {cause}"
-        error = TaskFailedError(f"{where}task {by_rank[rank].task_name(task)} failed: {detail}")
-        error.__cause__ = cause
-        return error
-    if status == TIMED_OUT:
-        return _timeout(plans, blocked, running, seconds)
-    if status == NESTED:
-        return NestedRunError("run was called from inside a kernel; its workers are busy running that kernel")
-    if status == CLOSED:
-        return EngineError("the engine is closed: the interpreter is shutting down")
-    if status == NO_MEMORY:
-        return EngineError(f"{where}no memory for the plan's workspace: {reason}")
-    return EngineError(f"{where}the engine could not start its workers: {reason or 'no more threads'}")
-
-
-def _timeout(plans: Sequence[Plan], blocked: list[Standing], running: list[Standing], seconds: float) -> LaunchTimeout:
-    """The error of a launch past its deadline, with its data, which are also written to a file."""
-    report = hang_report(plans, blocked, running, seconds)
-    head, rest = f"launch passed its deadline after {seconds:.2f} s", hang_text(report)
-    try:
-        path = write_hang(report)
-    except OSError as error:
-        return LaunchTimeout(f"{head}\n{rest}\nno file was written: {error} (set {DIRECTORY} to a directory)", report)
-    return LaunchTimeout(f"{head}; hyper-mpmd explain-hang {path}\n{rest}", report, path)

@@ -66,6 +66,16 @@ TENSOR = np.dtype(
 PEER = np.dtype(_words("credit_slot", "heap_words"))
 DEPENDENCY = np.dtype("<u4")
 
+# Where one core stood when a launch passed its deadline (engine.h, CoreRecord); no section of a plan.
+CORE = np.dtype(
+    [
+        *_words("rank", "queue", "kind", "core", "worker", "state", "task", "event", "have", "need", "ended", "tasks"),
+        ("launch", "<u8"),
+        ("elapsed_ns", "<i8"),
+    ]
+)
+CORE_STATES = ("done", "waiting", "running", "ready")
+
 # The sections of a plan, in the order in which they are stored and hashed.
 SECTIONS: dict[str, np.dtype[Any]] = {
     "ops": OP,

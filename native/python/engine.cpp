@@ -119,15 +119,31 @@ bool python_task(void* context, uint32_t rank, uint32_t task) {
   }
 }
 
-nb::tuple blocked_tuple(const BlockedCore& core) {
-  return nb::make_tuple(core.rank, core.queue, core.task, core.event, core.have, core.need);
+// Records as bytes, which numpy reads without a copy.
+nb::bytes bytes_of(const std::vector<CoreRecord>& cores) {
+  return nb::bytes(cores.data(), cores.size() * sizeof(CoreRecord));
+}
+
+// What a launch must not lose: the objects that its plans, memory and kernels live in, and the heap as it is mapped.
+struct Kept {
+  nb::object objects;
+  nb::callable on_task;
+  std::optional<shmem::Bound::Use> use;
+};
+
+// The last owner may be a thread without the GIL.
+void drop(Kept* kept) {
+  if (Py_IsInitialized() == 0) return;
+  const nb::gil_scoped_acquire gil;
+  delete kept;
 }
 
 using Copies = std::vector<std::vector<std::pair<uint32_t, uintptr_t>>>;
 
 nb::tuple launch_all(const std::vector<Prepared*>& plans, const std::vector<Workspace*>& workspaces, Group* group,
                      const std::vector<std::vector<uintptr_t>>& tensors, const Copies& copies,
-                     const std::vector<uintptr_t>& traces, uint32_t workers, double timeout, nb::callable on_task) {
+                     const std::vector<uintptr_t>& traces, uint32_t workers, double timeout, nb::callable on_task,
+                     nb::object keep) {
   std::vector<RankLaunch> ranks;
   for (size_t r = 0; r < plans.size(); ++r) {
     Prepared& plan = *plans[r];
@@ -144,16 +160,17 @@ nb::tuple launch_all(const std::vector<Prepared*>& plans, const std::vector<Work
   LaunchOptions options;
   options.workers = workers;
   options.timeout_s = timeout;
-  options.context = &on_task;
+  const std::shared_ptr<Kept> kept(new Kept{std::move(keep), std::move(on_task), std::nullopt}, drop);
+  if (group != nullptr) kept->use.emplace(group->bound);
+  options.context = &kept->on_task;
+  options.keep = kept;
   options.peers = group != nullptr ? &group->peers : nullptr;
   options.interrupted = python_interrupted;
   options.python_task = python_task;
   LaunchOutcome outcome;
   {
-    std::optional<shmem::Bound::Use> use;
-    if (group != nullptr) use.emplace(group->bound);
     const nb::gil_scoped_release released;
-    outcome = launch(ranks, options);
+    outcome = launch(std::move(ranks), options);
   }
   // Between processes the caller tells its peers first, then raises what the signal's handler raised.
   nb::object raised = nb::none();
@@ -162,11 +179,10 @@ nb::tuple launch_all(const std::vector<Prepared*>& plans, const std::vector<Work
     if (group == nullptr) throw error;
     raised = nb::borrow(error.value());
   }
-  nb::list blocked, running;
-  for (const BlockedCore& core : outcome.blocked) blocked.append(blocked_tuple(core));
-  for (const BlockedCore& core : outcome.running) running.append(blocked_tuple(core));
-  return nb::make_tuple(static_cast<uint32_t>(outcome.status), outcome.rank, outcome.task, outcome.reason, blocked,
-                        running, outcome.seconds, raised);
+  const auto* hung = static_cast<const Kept*>(outcome.hung.get());
+  return nb::make_tuple(static_cast<uint32_t>(outcome.status), outcome.rank, outcome.task, outcome.reason,
+                        bytes_of(outcome.cores), bytes_of(outcome.stuck), outcome.seconds, raised,
+                        hung == nullptr ? nb::none() : hung->objects);
 }
 
 // Memory of a tensor that a workspace holds, while the plan runs in it.
@@ -218,8 +234,16 @@ void hyper_mpmd::bind_engine(nb::module_& parent) {
     return world_fault(images);
   });
   m.def("launch", &launch_all, "plans"_a, "workspaces"_a, "group"_a.none(), "tensors"_a, "copies"_a, "traces"_a,
-        "workers"_a, "timeout"_a, "on_task"_a);
+        "workers"_a, "timeout"_a, "on_task"_a, "keep"_a);
+  m.def(
+      "set_adversity",
+      [](uint64_t seed, bool incoherent, bool poll_cached, uint32_t rank, uint32_t task, uint32_t signal) {
+        set_adversity({seed, incoherent, poll_cached, rank, task, signal});
+      },
+      "seed"_a = 0, "incoherent"_a = false, "poll_cached"_a = false, "drop_rank"_a = kNone, "drop_task"_a = kNone,
+      "drop_signal"_a = kNone);
   m.def("set_processors", &set_processors);
   m.def("close", &close_engine, nb::call_guard<nb::gil_scoped_release>());
+  m.def("settled", &settled, nb::call_guard<nb::gil_scoped_release>());
   m.def("worker_threads", &worker_threads);
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "bind.h"
+#include "hyper_mpmd/engine.h"
 #include "hyper_mpmd/plan.h"
 
 namespace nb = nanobind;
@@ -72,6 +73,14 @@ nb::dict record_layouts() {
     FIELD(TensorRecord, dtype), FIELD(TensorRecord, role), FIELD(TensorRecord, storage);
     FIELD(TensorRecord, most_rows), FIELD(TensorRecord, rows), FIELD(TensorRecord, cols), FIELD(TensorRecord, offset);
     add("tensors", sizeof(TensorRecord), fields);
+  }
+  {
+    nb::list fields;
+    FIELD(CoreRecord, rank), FIELD(CoreRecord, queue), FIELD(CoreRecord, kind), FIELD(CoreRecord, core);
+    FIELD(CoreRecord, worker), FIELD(CoreRecord, state), FIELD(CoreRecord, task), FIELD(CoreRecord, event);
+    FIELD(CoreRecord, have), FIELD(CoreRecord, need), FIELD(CoreRecord, ended), FIELD(CoreRecord, tasks);
+    FIELD(CoreRecord, launch), FIELD(CoreRecord, elapsed_ns);
+    add("cores", sizeof(CoreRecord), fields);
   }
   {
     nb::list fields;

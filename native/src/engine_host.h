@@ -6,16 +6,16 @@
 #include <cstring>
 #include <vector>
 
-#include "engine_job.h"
+#include "engine_standing.h"
 
 namespace hyper_mpmd {
 
 // Under O0 the launching thread is the host: it dispatches a launch once those it waits for have ended.
 class Dispatcher {
  public:
-  explicit Dispatcher(Job& job) : job_(job), ranks_(job.ranks->size()) {
+  explicit Dispatcher(Job& job) : job_(job), ranks_(job.ranks.size()) {
     for (size_t r = 0; r < ranks_.size(); ++r) {
-      const PlanImage& image = *(*job.ranks)[r].image;
+      const PlanImage& image = *job.ranks[r].image;
       if (!image.dispatched()) continue;
       ranks_[r].gates.assign(image.launches.size(), 0);
       ranks_[r].done.assign(image.launches.size(), 0);
@@ -33,7 +33,7 @@ class Dispatcher {
     bool any = false;
     for (size_t r = 0; r < ranks_.size(); ++r) {
       Rank& rank = ranks_[r];
-      const PlanImage& image = *(*job_.ranks)[r].image;
+      const PlanImage& image = *job_.ranks[r].image;
       for (uint32_t l = 0; rank.left != 0 && l < image.launches.size(); ++l) {
         if (rank.gates[l] || !ended(image, rank, image.launches[l])) continue;
         __atomic_store_n(&rank.gates[l], 1, __ATOMIC_RELEASE);
@@ -68,8 +68,8 @@ class Dispatcher {
 // Memory of every tensor of every rank that this process can reach, and the words that ranks write in each other's
 // heaps.
 inline void bind(Job& job, std::vector<uint32_t*>& words) {
-  std::vector<RankLaunch>& ranks = *job.ranks;
-  const Peers* peers = job.options->peers;
+  std::vector<RankLaunch>& ranks = job.ranks;
+  const Peers* peers = job.options.peers;
   job.tensors.resize(ranks[0].image->ranks);
   words.resize(ranks[0].image->ranks, nullptr);
   for (RankLaunch& launch : ranks) {
@@ -118,10 +118,10 @@ inline Entry* entry_of(uint32_t* words, uint64_t stride, uint32_t writer, uint64
 // One process a rank: enter the launch, watch that the others enter the same one, live, and do not end it.
 class Watch {
  public:
-  Watch(Job& job, Clock::time_point begin) : job_(job), peers_(job.options->peers), begin_(begin) {
+  Watch(Job& job, Clock::time_point begin) : job_(job), peers_(job.options.peers), begin_(begin) {
     if (peers_ == nullptr) return;
-    const PlanImage& image = *(*job.ranks)[0].image;
-    own_ = (*job.ranks)[0].workspace->words();
+    const PlanImage& image = *job.ranks[0].image;
+    own_ = job.ranks[0].workspace->words();
     rank_ = image.rank;
     ranks_ = image.ranks;
     stride_ = peers_->stride;
@@ -207,13 +207,23 @@ class Arrivals {
     }
     return kNone;
   }
-  BlockedCore blocked() const {
+  // The host as one more core, which waits.
+  CoreRecord blocked(uint64_t launch, int64_t elapsed_ns) const {
     const EventRecord& event = image_.events[next_];
-    return {image_.rank, kNone, kNone, next_, count() - view_.heap_base[event.slot], event.threshold};
+    CoreRecord host{};
+    host.rank = image_.rank;
+    host.queue = host.kind = host.core = host.worker = host.task = kNone;
+    host.state = static_cast<uint32_t>(CoreState::kWaiting);
+    host.event = next_;
+    host.have = count() - view_.heap_base[event.slot];
+    host.need = event.threshold;
+    host.launch = launch;
+    host.elapsed_ns = elapsed_ns;
+    return host;
   }
 
  private:
-  uint32_t count() const { return CpuPlatform<false>::load_acquire(&view_.heap[image_.events[next_].slot]); }
+  uint32_t count() const { return Onlooker::load_acquire(&view_.heap[image_.events[next_].slot]); }
 
   const RankView& view_;
   const PlanImage& image_;
@@ -230,7 +240,7 @@ inline void finish(RankLaunch& launch, const std::vector<uint32_t*>& words) {
   }
   if (image.heap_words() == 0) return;
   for (uint32_t peer = 0; peer < image.ranks; ++peer) {
-    if (peer != image.rank) CpuPlatform<false>::add_release(&words[peer][image.peers[peer].credit_slot]);
+    if (peer != image.rank) __atomic_fetch_add(&words[peer][image.peers[peer].credit_slot], 1, __ATOMIC_RELEASE);
   }
 }
 

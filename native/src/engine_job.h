@@ -8,9 +8,11 @@
 #include <chrono>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "engine_adverse.h"
 #include "hyper_mpmd/engine.h"
 #include "hyper_mpmd/lent_gemm.h"
 #include "run_kernel.h"
@@ -62,20 +64,33 @@ class Backoff {
   uint32_t step_ = 0;
 };
 
-// What all threads of one launch share.
+// What one worker walks: its queues, and where it stands in each.
+struct Walk {
+  std::vector<uint32_t> queues;
+  std::vector<Cursor> cursors;
+};
+
+// What all threads of one launch share. It lives until the last of them has left, which may be after the launch.
 struct Job {
-  std::vector<RankLaunch>* ranks = nullptr;
-  const LaunchOptions* options = nullptr;
+  std::vector<RankLaunch> ranks;
+  LaunchOptions options;
+  Adversity adversity;
   std::vector<RankView> views;
+  std::vector<Walk> walks;  // [thread]
   TensorTable tensors;
   uint32_t workers = 0;  // of each rank
   uint32_t threads = 0;  // of all ranks
   bool may_spin = false;
   size_t scratch = 0;
-  uint32_t stop = 0;  // a LaunchStatus; 0 while the launch goes on. Accessed atomically.
-  std::mutex mutex;   // of the outcome
+  uint64_t number = 0;  // of the launches of this process
+  uint32_t stop = 0;    // a LaunchStatus; 0 while the launch goes on. Accessed atomically.
+  std::mutex mutex;     // of the outcome
   LaunchOutcome outcome;
+  LineWriters line_writers;
 
+  bool ended_as(LaunchStatus status) const {
+    return __atomic_load_n(&stop, __ATOMIC_RELAXED) == static_cast<uint32_t>(status);
+  }
   bool stopped() const { return __atomic_load_n(&stop, __ATOMIC_RELAXED) != 0; }
 
   // End the launch on all ranks. The first reason is the one that is told.
@@ -90,33 +105,64 @@ struct Job {
   }
 };
 
-template <bool kTraced>
+template <bool kTraced, bool kAdverse>
 class CpuPlatform {
  public:
-  CpuPlatform(Job& job, uint32_t rank, uint32_t worker, kernels::Scratch& scratch)
-      : job_(job), launch_((*job.ranks)[rank]), worker_(worker), scratch_(scratch), backoff_(job.may_spin) {}
+  CpuPlatform(Job& job, uint32_t thread, kernels::Scratch& scratch)
+      : job_(job),
+        launch_(job.ranks[thread / job.workers]),
+        thread_(thread),
+        scratch_(scratch),
+        backoff_(job.may_spin),
+        adverse_(job, thread) {}
 
-  static uint32_t load_acquire(const uint32_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-  static void add_release(uint32_t* word) { __atomic_fetch_add(word, 1, __ATOMIC_RELEASE); }
+  uint32_t load_acquire(const uint32_t* word) {
+    if constexpr (kAdverse) {
+      adverse_.delays.step();
+      if (job_.adversity.poll_cached) return adverse_.cache.read(word);
+    }
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+  }
+  uint32_t load_cached(const uint32_t* word) {
+    if constexpr (kAdverse) {
+      if (job_.adversity.incoherent) return adverse_.cache.read(word);
+    }
+    return *word;
+  }
+  void add_release(uint32_t* word) {
+    if constexpr (kAdverse) adverse_.delays.step();
+    __atomic_fetch_add(word, 1, __ATOMIC_RELEASE);
+  }
+  void publish(uint32_t* word, uint32_t value) {
+    if constexpr (kAdverse) {
+      adverse_.delays.step();
+      if (job_.adversity.incoherent && adverse_.fault.empty()) adverse_.fault = job_.line_writers.store(word, thread_);
+    }
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+  }
   bool stopped() const { return job_.stopped(); }
+  bool sends(uint32_t task, uint32_t signal) const {
+    if constexpr (kAdverse) {
+      const Adversity& faults = job_.adversity;
+      return faults.drop_rank != launch_.image->rank || faults.drop_task != task || faults.drop_signal != signal;
+    }
+    return true;
+  }
   void pause() {
-    last_ = kNone;
+    if constexpr (kAdverse) check_lines(0);
     backoff_.wait();
   }
-  void progress() {
-    last_ = kNone;
-    backoff_.reset();
-  }
-  // The task that the worker has been in since it last looked round; kNone if it found nothing to run since.
-  uint32_t last() const { return last_; }
+  void progress() { backoff_.reset(); }
 
   bool run(const TaskRecord& task, uint32_t number) {
-    last_ = number;
+    if constexpr (kAdverse) {
+      if (!check_lines(number)) return false;
+    }
     const PlanImage& image = *launch_.image;
     const auto kernel = static_cast<Kernel>(image.ops[task.op].kernel);
     if (kernel == Kernel::kNop) return true;
     if (kernel == Kernel::kPython) {
-      if (job_.options->python_task(job_.options->context, image.rank, number)) return true;
+      if (job_.options.python_task(job_.options.context, image.rank, number)) return true;
       job_.end(LaunchStatus::kTaskFailed, image.rank, number);
       return false;
     }
@@ -142,7 +188,7 @@ class CpuPlatform {
       TraceRecord& record = launch_.trace[task];
       record.start_ns = now_ns();
       if (record.blocked_ns == 0) record.blocked_ns = record.start_ns;
-      record.worker = worker_;
+      record.worker = thread_ % job_.workers;
     }
   }
   void finished(uint32_t task) {
@@ -150,79 +196,65 @@ class CpuPlatform {
   }
 
  private:
+  struct Nothing {
+    Nothing(const Job&, uint32_t) {}
+  };
+  struct Adverse {
+    Adverse(const Job& job, uint32_t thread) : delays(job.adversity.seed, job.number * 1024 + thread) {}
+    Delays delays;
+    ShadowCache cache;
+    std::string fault;
+  };
+
+  bool check_lines(uint32_t task) {
+    const std::string& fault = adverse_.fault.empty() ? adverse_.cache.fault() : adverse_.fault;
+    if (fault.empty()) return true;
+    job_.end(LaunchStatus::kTaskFailed, launch_.image->rank, task, fault);
+    return false;
+  }
+
   Job& job_;
   RankLaunch& launch_;
-  uint32_t worker_;
+  uint32_t thread_;
   kernels::Scratch& scratch_;
   Backoff backoff_;
-  uint32_t last_ = kNone;
+  [[no_unique_address]] std::conditional_t<kAdverse, Adverse, Nothing> adverse_;
 };
 
 // The queues of one worker: each kind's queues with tasks are dealt out in turn.
-inline std::vector<uint32_t> queues_of(const PlanImage& image, uint32_t worker, uint32_t workers) {
-  std::vector<uint32_t> mine;
+inline Walk walk_of(const PlanImage& image, uint32_t worker, uint32_t workers) {
+  Walk mine;
   uint32_t turn = 0;
   for (uint32_t q = 0; q < image.queues.size(); ++q) {
-    if (image.queues[q].count == 0) continue;
-    if (turn++ % workers == worker) mine.push_back(q);
+    const QueueRecord& queue = image.queues[q];
+    if (queue.count == 0) continue;
+    if (turn++ % workers != worker) continue;
+    mine.queues.push_back(q);
+    mine.cursors.push_back({queue.begin, queue.begin + queue.count, 0});
   }
   return mine;
 }
 
-// Where the cores of a worker stood when the launch was ended. One whose next task could have run was not blocked: it
-// was inside the task before.
-template <class Platform>
-void note_blocked(Platform& platform, Job& job, uint32_t rank, const std::vector<uint32_t>& queues,
-                  const std::vector<Cursor>& cursors) {
-  const RankView& view = job.views[rank];
-  const PlanImage& image = *(*job.ranks)[rank].image;
-  std::vector<BlockedCore> found, running;
-  for (size_t i = 0; i < cursors.size(); ++i) {
-    Cursor cursor = cursors[i];
-    const QueueRecord& queue = image.queues[queues[i]];
-    if (platform.last() != kNone && platform.last() - queue.begin < queue.count) {
-      running.push_back({image.rank, queues[i], platform.last(), kNone, 0, 0});
-      continue;
-    }
-    if (cursor.next == cursor.end || ready(platform, view, cursor)) continue;
-    const TaskRecord& task = image.tasks[cursor.next];
-    BlockedCore core{image.rank, queues[i], cursor.next, kNone, 0, 0};
-    if (view.gates == nullptr || platform.load_acquire(&view.gates[task.launch]) != 0) {
-      const WaitRecord& wait = image.waits[task.wait_begin + cursor.wait];
-      core.event = wait.event;
-      core.have = event_count(platform, view, wait.event) - event_base(view, wait.event);
-      core.need = wait.threshold;
-    }
-    found.push_back(core);
-  }
-  const std::lock_guard lock(job.mutex);
-  job.outcome.blocked.insert(job.outcome.blocked.end(), found.begin(), found.end());
-  job.outcome.running.insert(job.outcome.running.end(), running.begin(), running.end());
+template <bool kTraced, bool kAdverse>
+void work_as(Job& job, uint32_t thread, kernels::Scratch& scratch) {
+  CpuPlatform<kTraced, kAdverse> platform(job, thread, scratch);
+  std::vector<Cursor>& cursors = job.walks[thread].cursors;
+  walk(platform, job.views[thread / job.workers], cursors.data(), static_cast<uint32_t>(cursors.size()));
 }
 
-template <bool kTraced>
-void work_as(Job& job, uint32_t thread, kernels::Scratch& scratch) {
-  const uint32_t rank = thread / job.workers;
-  const PlanImage& image = *(*job.ranks)[rank].image;
-  const std::vector<uint32_t> queues = queues_of(image, thread % job.workers, job.workers);
-  std::vector<Cursor> cursors;
-  for (const uint32_t q : queues) {
-    cursors.push_back({image.queues[q].begin, image.queues[q].begin + image.queues[q].count, 0});
-  }
-  CpuPlatform<kTraced> platform(job, rank, thread % job.workers, scratch);
-  const bool done = walk(platform, job.views[rank], cursors.data(), static_cast<uint32_t>(cursors.size()));
-  // A worker that came to its end after the launch was ended was inside its last task then.
-  if (!done || job.stopped()) note_blocked(platform, job, rank, queues, cursors);
+inline bool adverse(const Adversity& adversity) {
+  return adversity.seed != 0 || adversity.incoherent || adversity.poll_cached || adversity.drop_task != kNone;
 }
 
 inline void work(Job& job, uint32_t thread, kernels::Scratch& scratch) {
   try {
     kernels::lent_gemm_thread_init();
     scratch.reserve(job.scratch);
-    if ((*job.ranks)[thread / job.workers].trace != nullptr) {
-      work_as<true>(job, thread, scratch);
+    const bool traced = job.ranks[thread / job.workers].trace != nullptr;
+    if (adverse(job.adversity)) {
+      traced ? work_as<true, true>(job, thread, scratch) : work_as<false, true>(job, thread, scratch);
     } else {
-      work_as<false>(job, thread, scratch);
+      traced ? work_as<true, false>(job, thread, scratch) : work_as<false, false>(job, thread, scratch);
     }
   } catch (const std::exception& error) {
     job.end(LaunchStatus::kNoThreads, thread / job.workers, 0, error.what());

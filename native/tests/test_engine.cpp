@@ -1,8 +1,11 @@
 // The engine on plans made by hand: right data on any number of workers, worlds in step, and every bad end.
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <thread>
 
+#include "../src/engine_adverse.h"
 #include "check.h"
 #include "hyper_mpmd/engine.h"
 #include "plans.h"
@@ -121,13 +124,16 @@ void a_deadline_ends_the_launch_and_names_what_was_missing() {
   Workspace workspace(kNearWrap);
   const LaunchOutcome outcome = run_one(image, workspace, {}, 2, 0.1);
   CHECK(outcome.status == LaunchStatus::kTimedOut);
-  CHECK_EQ(outcome.blocked.size(), size_t{1});
-  if (outcome.blocked.size() == 1) {
-    CHECK_EQ(outcome.blocked[0].queue, 1u);
-    CHECK_EQ(outcome.blocked[0].have, 1u);
-    CHECK_EQ(outcome.blocked[0].need, 2u);
+  CHECK_EQ(outcome.cores.size(), size_t{2});
+  if (outcome.cores.size() == 2) {
+    CHECK(outcome.cores[0].state == static_cast<uint32_t>(CoreState::kDone));
+    CHECK(outcome.cores[1].state == static_cast<uint32_t>(CoreState::kWaiting));
+    CHECK_EQ(outcome.cores[1].queue, 1u);
+    CHECK_EQ(outcome.cores[1].have, 1u);
+    CHECK_EQ(outcome.cores[1].need, 2u);
+    CHECK(outcome.cores[1].elapsed_ns >= 100'000'000);
   }
-  CHECK_EQ(outcome.running.size(), size_t{0});  // the core that has signalled is done
+  CHECK_EQ(outcome.stuck.size(), size_t{0});
   const PlanImage good = plans::chain(50, 2, 3);
   Workspace fresh;
   std::vector<float> x(3, 4), y(150, 0);
@@ -206,6 +212,90 @@ void callers_take_turns() {
   for (std::thread& caller : callers) caller.join();
 }
 
+void a_body_that_hangs_is_left_and_refuses_launches_until_it_ends() {
+  plans::Builder b(0, 1, 2);
+  const uint32_t op = b.op(Kernel::kPython, 0), nop = b.op(Kernel::kNop, 0), event = b.event(1);
+  b.add(0, {op, {}, {}, {{0, event}}});
+  b.add(1, {nop, {}, {{event, 1}}, {}});
+  const auto image = std::make_shared<PlanImage>(b.build());
+  const auto workspace = std::make_shared<Workspace>(kNearWrap);
+  static std::atomic<bool> hangs;
+  hangs = true;
+  LaunchOptions options = with(2, 0.05);
+  auto kept = std::make_shared<int>(1);
+  options.keep = kept;
+  options.python_task = [](void*, uint32_t, uint32_t) {
+    while (hangs) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return true;
+  };
+  const std::vector<RankLaunch> ranks = {{image.get(), workspace.get(), {}, {}, nullptr}};
+  const LaunchOutcome outcome = launch(ranks, options);
+  CHECK(outcome.status == LaunchStatus::kTimedOut);
+  CHECK_EQ(outcome.stuck.size(), size_t{1});
+  CHECK_EQ(outcome.cores.size(), size_t{2});
+  if (outcome.stuck.size() == 1) CHECK_EQ(outcome.stuck[0].task, 0u);
+  {
+    const LaunchOutcome refused = launch(ranks, options);
+    CHECK(refused.status == LaunchStatus::kHung);
+    CHECK_EQ(refused.task, 0u);
+    CHECK(refused.hung == kept);
+  }
+  options.keep.reset();
+  CHECK_EQ(kept.use_count(), 2L);  // the body may still use what it was given
+  hangs = false;
+  options.timeout_s = 60;
+  LaunchStatus status = LaunchStatus::kHung;
+  for (int wait = 0; wait < 5000 && status == LaunchStatus::kHung; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    status = launch(ranks, options).status;
+  }
+  CHECK(status == LaunchStatus::kDone);  // the late body has signalled nothing, or this one would have hung or raced
+  CHECK_EQ(kept.use_count(), 1L);
+}
+
+void held_up_workers_make_the_same() {
+  const PlanImage image = plans::chain(60, 3, 5);
+  Workspace workspace(kNearWrap);
+  for (uint64_t seed = 1; seed < 200; ++seed) {
+    set_adversity({.seed = seed, .incoherent = true});
+    std::vector<float> x(5, static_cast<float>(seed)), y(300, -1);
+    CHECK(run_one(image, workspace, {x.data(), y.data()}, 1 + seed % 3).status == LaunchStatus::kDone);
+    CHECK(y == std::vector<float>(300, x[0]));
+  }
+  set_adversity({});
+}
+
+void counters_polled_through_a_cache_are_found() {
+  const PlanImage image = plans::chain(60, 3, 5);
+  int found = 0;
+  for (uint64_t seed = 1; seed < 30; ++seed) {
+    set_adversity({.seed = seed, .incoherent = true, .poll_cached = true});
+    Workspace workspace;
+    std::vector<float> x(5, 1), y(300, -1);
+    const LaunchOutcome outcome = run_one(image, workspace, {x.data(), y.data()}, 3, 5);
+    found += outcome.status == LaunchStatus::kTaskFailed && outcome.reason.find("stale read") == 0;
+  }
+  set_adversity({});
+  CHECK(found > 20);
+  LineWriters writers;
+  alignas(64) uint32_t line[32];
+  CHECK(writers.store(line, 0).empty());
+  CHECK(writers.store(line + 1, 0).empty());
+  CHECK(writers.store(line + 16, 1).empty());
+  CHECK(writers.store(line + 15, 1).find("two writers of a line") == 0);
+}
+
+void a_dropped_signal_is_missed() {
+  const PlanImage image = plans::chain(6, 2, 5);
+  set_adversity({.drop_rank = 0, .drop_task = 2, .drop_signal = 0});
+  Workspace workspace(kNearWrap);
+  std::vector<float> x(5, 1), y(30, -1);
+  const LaunchOutcome outcome = run_one(image, workspace, {x.data(), y.data()}, 2, 0.1);
+  set_adversity({});
+  CHECK(outcome.status == LaunchStatus::kTimedOut);
+  CHECK(run_one(image, workspace, {x.data(), y.data()}, 2).status == LaunchStatus::kDone);
+}
+
 void circles_are_refused() {
   plans::Builder b(0, 1, 2);
   const uint32_t nop = b.op(Kernel::kNop, 0);
@@ -230,6 +320,10 @@ int main() {
   python_tasks_call_back_and_nested_launches_are_refused();
   an_interrupt_ends_the_launch();
   callers_take_turns();
+  a_body_that_hangs_is_left_and_refuses_launches_until_it_ends();
+  held_up_workers_make_the_same();
+  counters_polled_through_a_cache_are_found();
+  a_dropped_signal_is_missed();
   circles_are_refused();
   close_engine();
   CHECK_EQ(worker_threads(), 0u);

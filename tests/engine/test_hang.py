@@ -4,6 +4,7 @@ import json
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -12,7 +13,8 @@ import hyper_mpmd as hm
 from hyper_mpmd import errors
 from hyper_mpmd.cli import app
 from hyper_mpmd.engine import run as engine
-from hyper_mpmd.engine.hang import hang_report, root_cause
+from hyper_mpmd.engine.hang import core_records, hang_report, root_cause
+from hyper_mpmd.scheduler.records import CORE, CORE_STATES, NONE
 from hyper_mpmd.scheduler.world import World
 from hyper_mpmd.testing.explore import explore
 from hyper_mpmd.testing.graphs import inputs_for
@@ -52,6 +54,14 @@ def test_a_slow_task_is_the_root_cause_in_text_data_file_and_command(policy):
     assert all(core["signallers"][0] | {"core": ""} == {"rank": 0, "core": "", "task": "slow.t0", "state": "running"}
                for core in waiting)  # fmt: skip
     assert json.loads(caught.value.path.read_text()) == report
+    records = core_records(report)
+    assert records.tobytes() == caught.value.records.tobytes()
+    assert records.nbytes == 64 * np.count_nonzero(plan.sections["queues"]["count"])
+    states = [CORE_STATES[state] for state in records["state"].tolist()]
+    assert states == [core["state"] for core in report["cores"]]
+    assert records["tasks"].sum() == len(plan.tasks)
+    assert records["ended"].sum() == 0
+    assert (records["elapsed_ns"] >= 0.1e9).all()
     said = CliRunner().invoke(app, ["explain-hang", str(caught.value.path)])
     assert said.exit_code == 0
     assert "root cause: " + report["root"]["text"] in said.stdout
@@ -88,9 +98,14 @@ def test_a_signal_that_never_came_is_told_from_a_task_that_never_ended():
     waits = [task for task in range(len(plan.tasks)) if plan.task_name(task).startswith("after")]
     queue = int(plan.queue_of[waits[0]])
     event = int(plan.sections["waits"]["event"][int(plan.tasks[waits[0]]["wait_begin"])])
-    report = hang_report([plan], [(0, queue, waits[0], event, 0, 1)], [], 1.0)
+    cores = np.zeros(len(plan.sections["queues"]), CORE)
+    cores["queue"], cores["task"], cores["event"] = np.arange(len(cores)), NONE, NONE
+    waiting = CORE_STATES.index("waiting")
+    for name, value in {"state": waiting, "task": waits[0], "event": event, "have": 0, "need": 1}.items():
+        cores[name][queue] = value
+    report = hang_report([plan], cores, 1.0)
     assert report["root"]["kind"] == "lost signal"
-    assert report["root"]["text"].endswith("has 0 of 1")
+    assert "has 0 of 1" in report["root"]["text"]
 
 
 def test_cores_that_wait_for_one_another_are_a_circle():

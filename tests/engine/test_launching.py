@@ -115,7 +115,7 @@ def test_a_deadline_that_passes_inside_a_kernel_blames_no_wait(policy):
     graph, inputs = probe_graph()
     plan = hm.compile(graph, policy=policy)
     PROBE["call"] = lambda tile: time.sleep(0.2)
-    with pytest.raises(errors.LaunchTimeout, match="every core was inside a task"):
+    with pytest.raises(errors.LaunchTimeout, match=r"core 0 is inside probe\.t0, which has not ended"):
         plan.run(**inputs, timeout=0.05)
 
 

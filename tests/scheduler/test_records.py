@@ -9,14 +9,15 @@ from hyper_mpmd.scheduler import records as R
 
 
 def test_every_field_of_every_record_has_the_offset_and_size_of_the_header():
-    layouts = native.record_layouts()
-    assert set(layouts) == set(R.SECTIONS) - {"dependencies"}
+    layouts, dtypes = native.record_layouts(), R.SECTIONS | {"cores": R.CORE}
+    assert set(layouts) == set(dtypes) - {"dependencies"}
     for name, (size, fields) in layouts.items():
-        dtype = R.SECTIONS[name]
+        dtype = dtypes[name]
         assert dtype.itemsize == size, name
         assert dtype.fields is not None
         mirrored = [(field, int(dtype.fields[field][1]), dtype.fields[field][0].itemsize) for field in dtype.names]
         assert mirrored == fields, name
+    assert R.CORE.itemsize == 64
     assert R.SECTIONS["dependencies"] == np.dtype("<u4")
 
 

@@ -93,7 +93,8 @@ struct LaunchOptions {
   uint32_t workers = 0;  // threads of each rank; 0: as many as the processors allow, and no more than queues
   double timeout_s = 0;  // 0: none
   void* context = nullptr;
-  Peers* peers = nullptr;                        // null: all ranks are in this process
+  std::shared_ptr<void> keep;  // what plans, memory and context live in: held while any task body may still run
+  Peers* peers = nullptr;      // null: all ranks are in this process
   bool (*interrupted)(void* context) = nullptr;  // polled by the launching thread about every 20 ms
   bool (*python_task)(void* context, uint32_t rank, uint32_t task) = nullptr;  // a Python kernel; false: it failed
 };
@@ -109,31 +110,73 @@ enum class LaunchStatus : uint32_t {
   kGroupEnded,    // a peer ended the launch, or died: the heap knows
   kWrongProgram,  // `rank` has entered this launch with another tag
   kNotEntered,    // `rank` has not entered this launch in time
-  kNoMemory
+  kNoMemory,
+  kHung  // refused: `task` of an earlier launch of `rank` is still inside its body
 };
 
-// Where a core stood when a launch was ended early: the task at the head of its queue and the first event it lacked.
-struct BlockedCore {
-  uint32_t rank, queue, task, event, have, need;
+enum class CoreState : uint32_t {
+  kDone,
+  kWaiting,  // for `event`
+  kRunning,  // inside `task`
+  kReady     // `task` could start: its worker has not come to it
 };
+
+// Where one core stood when a launch passed its deadline: one cache line, of the same layout on every machine.
+struct CoreRecord {
+  uint32_t rank;
+  uint32_t queue;  // kNone: the host, which waits for what peers put
+  uint32_t kind;   // CoreKind, and number among the cores of that kind
+  uint32_t core;
+  uint32_t worker;  // the thread of that rank that walks the queue
+  uint32_t state;   // CoreState
+  uint32_t task;    // the one inside, or the next; kNone: none is left
+  uint32_t event;   // the first that the task lacks; kNone: its launch, which the host has not dispatched
+  uint32_t have;
+  uint32_t need;
+  uint32_t ended;      // tasks of the queue
+  uint32_t tasks;      // of the queue
+  uint64_t launch;     // epoch of the launch in its group; 0 where all ranks share a process
+  int64_t elapsed_ns;  // since the launch began
+};
+static_assert(sizeof(CoreRecord) == 64);
 
 struct LaunchOutcome {
   LaunchStatus status = LaunchStatus::kDone;
-  uint32_t rank = 0, task = 0;  // of the task that failed; the rank that the status speaks of
+  uint32_t rank = 0, task = 0;  // of the task that failed, or does not end; the rank that the status speaks of
   std::string reason;
-  std::vector<BlockedCore> blocked;  // event kNone: blocked by a launch that the host had not dispatched
-  std::vector<BlockedCore> running;  // cores that were inside `task`; event kNone
+  std::vector<CoreRecord> cores;  // every one with tasks, if the deadline passed or the group ended the launch
+  std::vector<CoreRecord> stuck;  // those inside a task body that did not end when the launch was ended
+  std::shared_ptr<void> hung;     // kHung: what the launch that is in the way keeps
   double seconds = 0;
 };
+
+// How long a launch that has been ended waits for the task bodies that run, and the next one for those left behind.
+inline constexpr double kGraceSeconds = 1.0;
+inline constexpr double kPatienceSeconds = 5.0;
+
+// What tests do to every launch of this process. Nothing that a proven plan computes may depend on the first two.
+struct Adversity {
+  uint64_t seed = 0;         // not 0: the threads are held up at random at every step
+  bool incoherent = false;   // scalar words are cached by each worker; a stale read fails the launch
+  bool poll_cached = false;  // a fault: counters are polled through that cache
+  uint32_t drop_rank = kNone, drop_task = kNone, drop_signal = kNone;  // a fault: this signal is never sent
+};
+void set_adversity(const Adversity& adversity);
 
 // Processors that this process may use, as the plan's default device counts them.
 void set_processors(uint32_t count);
 
 // Run the launches of all ranks together. Callers take turns; a call from inside a kernel is refused (kNested).
-LaunchOutcome launch(std::vector<RankLaunch>& ranks, const LaunchOptions& options);
+// A launch that is ended leaves task bodies that do not come to an end within the grace where they are. Until they do,
+// every further launch is refused (kHung), once its patience is over.
+LaunchOutcome launch(std::vector<RankLaunch> ranks, const LaunchOptions& options);
 
 // End the running launch if there is one, join all workers; later launches are refused (kClosed). For process exit.
-void close_engine();
+// Workers inside a task body that does not end are left to the end of the process: then false.
+bool close_engine();
+
+// Whether no task body of a launch that was ended is still running. What such a launch kept is given up once none is.
+bool settled();
 
 uint32_t worker_threads();  // alive now
 

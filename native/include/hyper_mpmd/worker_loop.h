@@ -2,13 +2,15 @@
 // Platform, without STL, exceptions, recursion or virtual calls, so that a device compiler can take it as it is.
 //
 // A Platform has:
-//   uint32_t load_acquire(const uint32_t*)   what was written before the matching add is visible afterwards
-//   void add_release(uint32_t*)              adds one; everything written before it is visible to whoever sees it
-//   bool run(const TaskRecord&, uint32_t task)   false: the launch fails
-//   bool stopped()                           the launch is being ended from elsewhere
-//   void pause()                             nothing was ready; called again and again until something is
-//   void progress()                          something ran since the last pause
-//   void blocked(uint32_t task), started(uint32_t task), finished(uint32_t task)    for a trace; may be empty
+//   uint32_t load_acquire(const uint32_t*)   past every cache; what was written before the matching add is visible
+//   after uint32_t load_cached(const uint32_t*)    a word that nobody writes while the launch runs void
+//   add_release(uint32_t*)              adds one; everything written before it is visible to whoever sees it void
+//   publish(uint32_t*, uint32_t)        for whoever looks on: where this worker stands, in a line of its own bool
+//   run(const TaskRecord&, uint32_t task)   false: the launch fails bool stopped()                           the launch
+//   is being ended from elsewhere bool sends(uint32_t task, uint32_t i)    true; a test drops a signal here void
+//   pause()                             nothing was ready; called again and again until something is void progress()
+//   something ran since the last pause void blocked(uint32_t task), started(uint32_t task), finished(uint32_t task) for
+//   a trace; may be empty
 #pragma once
 
 #include <cstdint>
@@ -39,11 +41,12 @@ struct RankView {
   uint32_t* launch_done;        // [launch], tasks finished; null where gates is
 };
 
-// Where a worker stands in one queue.
-struct Cursor {
+// Where a worker stands in one queue. Only that worker writes here; others may look on.
+struct alignas(64) Cursor {
   uint32_t next;
   uint32_t end;
-  uint32_t wait;  // waits of the next task that are already met
+  uint32_t wait;            // waits of the next task that are already met
+  uint32_t inside = kNone;  // the task that has started and not yet signalled; others read it with `next`
 };
 
 // Whether counter `have` has grown to `need`. Counters only grow and wrap around, hence the signed difference.
@@ -55,8 +58,10 @@ uint32_t event_count(Platform& platform, const RankView& view, uint32_t event) {
   return platform.load_acquire(&view.heap[view.events[event].slot]);
 }
 
-inline uint32_t event_base(const RankView& view, uint32_t event) {
-  return event < view.local_events ? view.cells[event].base : view.heap_base[view.events[event].slot];
+template <class Platform>
+uint32_t event_base(Platform& platform, const RankView& view, uint32_t event) {
+  if (event < view.local_events) return platform.load_cached(&view.cells[event].base);
+  return platform.load_cached(&view.heap_base[view.events[event].slot]);
 }
 
 // Whether the next task of the queue may run. Waits once met are not looked at again.
@@ -66,15 +71,18 @@ bool ready(Platform& platform, const RankView& view, Cursor& cursor) {
   if (view.gates != nullptr && platform.load_acquire(&view.gates[task.launch]) == 0) return false;
   while (cursor.wait < task.wait_count) {
     const WaitRecord wait = view.waits[task.wait_begin + cursor.wait];
-    if (!reached(event_count(platform, view, wait.event), event_base(view, wait.event) + wait.threshold)) return false;
+    const uint32_t need = event_base(platform, view, wait.event) + wait.threshold;
+    if (!reached(event_count(platform, view, wait.event), need)) return false;
     ++cursor.wait;
   }
   return true;
 }
 
 template <class Platform>
-void signal_all(Platform& platform, const RankView& view, const TaskRecord& task) {
+void signal_all(Platform& platform, const RankView& view, uint32_t number) {
+  const TaskRecord& task = view.tasks[number];
   for (uint32_t i = 0; i < task.signal_count; ++i) {
+    if (!platform.sends(number, i)) continue;
     const SignalRecord signal = view.signals[task.signal_begin + i];
     if (signal.rank == view.rank) {
       platform.add_release(&view.cells[signal.event].count);
@@ -101,13 +109,15 @@ bool walk(Platform& platform, const RankView& view, Cursor* cursors, uint32_t co
           break;
         }
         const uint32_t number = cursor.next;
-        const TaskRecord& task = view.tasks[number];
+        platform.publish(&cursor.inside, number);
         platform.started(number);
-        if (!platform.run(task, number)) return false;
+        if (!platform.run(view.tasks[number], number)) return false;
         platform.finished(number);
-        signal_all(platform, view, task);
+        if (platform.stopped()) return false;  // whoever ended the launch may have given up waiting for this task
+        signal_all(platform, view, number);
         cursor.wait = 0;
-        ++cursor.next;
+        platform.publish(&cursor.next, number + 1);
+        platform.publish(&cursor.inside, kNone);
         moved = true;
         if (count > 1) {
           left = left || cursor.next != cursor.end;
