@@ -65,10 +65,11 @@ class GroupEngine:
     ) -> dict[str, Any]:
         """Run this rank's plan with its peers; outputs by name. See `Plan.run` for inputs and their errors.
 
-        workers: threads of this rank. timeout: seconds from when all ranks have entered the launch; entering itself
-        has HYPER_PARALLEL_SHMEM_TIMEOUT_SEC. What goes wrong on one rank ends the launch on all: that rank raises its
-        error, the others GroupAborted with its text; LaunchTimeout is raised by all alike; a dead rank is PeerLost on
-        all others. After anything but a death the next `run` works.
+        workers: threads of this rank. timeout: seconds from when all ranks have entered the launch, by default
+        HYPER_PARALLEL_SHMEM_TIMEOUT_SEC, which entering itself has as well. What goes wrong on one rank ends the launch
+        on all: that rank raises its error, the others GroupAborted with its text; LaunchTimeout is raised by all alike;
+        a dead rank is PeerLost on all others. After anything but a death the next `run` works, unless a task body does
+        not end (EngineHungError).
         """
         return self._run(plan, tensors, workers, timeout, None)
 
@@ -141,7 +142,10 @@ class GroupEngine:
         self._native.enter(self._epoch, _tag(plan), self._heap.config.timeout_sec)
         kernels = PythonKernels([plan], [prepared], [self._native.workspace], [tensors], [outputs])
         traces = [] if trace is None else [trace]
-        outcome = launch(kernels, [], self._native, [memory], [copies], traces, workers, timeout)
+        seconds = self._heap.config.timeout_sec
+        outcome = launch(
+            kernels, [], self._native, [memory], [copies], traces, workers, seconds if timeout is None else timeout
+        )
         self._heap.native.set_activity(f"between launches, after launch {self._epoch}")
         if outcome.status != DONE:
             self._end(plan, kernels, outcome)

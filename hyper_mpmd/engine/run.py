@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.prove import native_sections, proof_of, require_proof
 from hyper_mpmd.scheduler.records import ROLES
 from hyper_mpmd.scheduler.timeline import TRACE, Timeline, measured
+from hyper_mpmd.shmem.config import TIMEOUT, timeout_from
 
 ENGINES = ("native", "reference")
 
@@ -99,6 +101,11 @@ def check_options(workers: int | None, timeout: float | None) -> None:
         raise EngineError(f"timeout is {timeout!r}; it must be a positive number of seconds, or None")
 
 
+def default_timeout() -> float | None:
+    """The deadline, in seconds, of a launch that was given none: HYPER_PARALLEL_SHMEM_TIMEOUT_SEC where it is set."""
+    return timeout_from(os.environ) if os.environ.get(TIMEOUT, "").strip() else None
+
+
 def _check(plans: Sequence[Plan], inputs: Sequence[Mapping[str, Any]]) -> None:
     if plans[0].ranks != len(plans):
         raise EngineError(
@@ -116,6 +123,7 @@ def _launch(
     timeout: float | None,
     traces: list[NDArray[np.void]],
 ) -> list[dict[str, Any]]:
+    timeout = default_timeout() if timeout is None else timeout
     require_proof(plans)
     prepared = [prepare(plan) for plan in plans]
     _check_world(plans, prepared)

@@ -203,7 +203,8 @@ class Plan:
         """Run the plan on these inputs (torch tensors by name) and return its outputs (new torch tensors by name).
 
         engine: "native", or "reference" (plain torch, one op after another). workers: threads, by default as many as
-        the plan's queues or this process's processors allow. timeout: seconds, None for no deadline.
+        the plan's queues or this process's processors allow. timeout: seconds; None: HYPER_PARALLEL_SHMEM_TIMEOUT_SEC
+        where that is set, else no deadline.
         Errors: MissingTensorError, ShapeError, DTypeError, DeviceMismatchError, StrideError before anything runs;
         TaskFailedError, LaunchTimeout, EngineError from the run.
         """

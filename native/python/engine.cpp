@@ -234,7 +234,7 @@ void hyper_mpmd::bind_engine(nb::module_& parent) {
     return world_fault(images);
   });
   m.def("launch", &launch_all, "plans"_a, "workspaces"_a, "group"_a.none(), "tensors"_a, "copies"_a, "traces"_a,
-        "workers"_a, "timeout"_a, "on_task"_a, "keep"_a);
+        "workers"_a, "timeout"_a, "on_task"_a, "keep"_a.none());
   m.def(
       "set_adversity",
       [](uint64_t seed, bool incoherent, bool poll_cached, uint32_t rank, uint32_t task, uint32_t signal) {

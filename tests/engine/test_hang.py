@@ -71,6 +71,20 @@ def test_a_slow_task_is_the_root_cause_in_text_data_file_and_command(policy):
     assert torch.equal(plan.run(**inputs, timeout=30)["y"], inputs["x"] * 4)
 
 
+def test_the_environment_sets_the_deadline_of_launches_that_were_given_none(monkeypatch):
+    plan, inputs = slow_then_after(), {"x": torch.ones(32, 16)}
+    PROBE["call"] = lambda tile: time.sleep(0.5)
+    monkeypatch.setenv("HYPER_PARALLEL_SHMEM_TIMEOUT_SEC", "0.1")
+    with pytest.raises(errors.LaunchTimeout):
+        plan.run(**inputs, workers=3)
+    assert torch.equal(plan.run(**inputs, workers=3, timeout=30)["y"], inputs["x"] * 4)
+    monkeypatch.setenv("HYPER_PARALLEL_SHMEM_TIMEOUT_SEC", "soon")
+    with pytest.raises(ValueError, match="HYPER_PARALLEL_SHMEM_TIMEOUT_SEC='soon'"):
+        plan.run(**inputs)
+    monkeypatch.delenv("HYPER_PARALLEL_SHMEM_TIMEOUT_SEC")
+    assert torch.equal(plan.run(**inputs, workers=3)["y"], inputs["x"] * 4)
+
+
 def test_worlds_made_to_hang_name_a_root_cause_that_is_no_running_task(monkeypatch):
     # The engine takes no plan that is not proven. Here it has to, as far as its own checks let it.
     monkeypatch.setattr(engine, "require_proof", lambda plans: None)
