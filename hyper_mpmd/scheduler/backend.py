@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
@@ -202,27 +203,35 @@ def _bytes(records: Records, name: str) -> NDArray[np.uint8]:
 
 def get_backend(name: Literal["native", "python"] | None) -> Backend:
     """The backend of that name; for None the native one where it is installed, else the twin, with a warning once."""
-    if name == "python":
-        return PythonBackend()
-    if name not in (None, "native"):
-        raise UnknownBackendError(f"no backend is called {name!r}; known: native, python")
+    planner = native_module("planner", name)
+    return PythonBackend() if planner is None else NativeBackend(planner)
+
+
+def native_module(part: str, backend: str | None) -> Any:
+    """The native `part`; None for its Python twin, which stands in with a warning, once, where nothing else was asked.
+
+    Errors: UnknownBackendError for a name that is none, or "native" where it is not installed.
+    """
+    if backend == "python":
+        return None
+    if backend not in (None, "native"):
+        raise UnknownBackendError(f"no backend is called {backend!r}; known: native, python")
     try:
-        from hyper_mpmd._native import planner
+        return getattr(importlib.import_module("hyper_mpmd._native"), part)
     except ImportError as error:
-        if name is None:
+        if backend is None:
             _warn_of_twin(str(error))
-            return PythonBackend()
+            return None
         raise UnknownBackendError(
-            f"the native backend is not installed ({error}); build it with `make setup`, or use backend='python'"
+            f"the native {part} is not installed ({error}); build it with `make setup`, or use backend='python'"
         ) from error
-    return NativeBackend(planner)
 
 
 @cache
 def _warn_of_twin(reason: str) -> None:
     warnings.warn(
-        f"the native module cannot be imported ({reason}): the slow Python twin makes plans, and nothing can run; "
-        "build it with `make setup`, or say backend='python'",
+        f"the native module cannot be imported ({reason}): the slow Python twin makes, proves and simulates plans, and "
+        "nothing can run; build it with `make setup`, or say backend='python'",
         RuntimeWarning,
         stacklevel=4,
     )

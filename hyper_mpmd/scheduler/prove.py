@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hyper_mpmd.errors import PlanFormatError, UnknownBackendError, WorldSizeError
+from hyper_mpmd.errors import PlanFormatError, WorldSizeError
+from hyper_mpmd.scheduler.backend import native_module
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.records import ROLES
 from hyper_mpmd.tasks.graph import TaskGraph
@@ -198,22 +199,13 @@ def proof_of(plans: Sequence[Plan]) -> Proof | None:
 
 
 def _find(plans: list[Plan], backend: Literal["native", "python"] | None) -> Finding:
-    if backend not in (None, "native", "python"):
-        raise UnknownBackendError(f"no backend is called {backend!r}; known: native, python")
-    if backend != "python":
-        try:
-            from hyper_mpmd._native import prover
-        except ImportError as error:
-            if backend == "native":
-                raise UnknownBackendError(
-                    f"the native prover is not installed ({error}); build it with `make setup`, or use backend='python'"
-                ) from error
-        else:
-            given = [(*native_sections(plan), host_reads(plan)) for plan in plans]
-            finding = _from_native(prover.prove(given))
-            if len(plans) < plans[0].ranks and not finding.unsafe:
-                finding = finding._replace(hops=prover.certificate(given[0]))
-            return finding
+    prover = native_module("prover", backend)
+    if prover is not None:
+        given = [(*native_sections(plan), host_reads(plan)) for plan in plans]
+        finding = _from_native(prover.prove(given))
+        if len(plans) < plans[0].ranks and not finding.unsafe:
+            finding = finding._replace(hops=prover.certificate(given[0]))
+        return finding
     from hyper_mpmd.scheduler.twin.prove import find
 
     return find(plans)

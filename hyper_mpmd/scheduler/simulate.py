@@ -17,8 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hyper_mpmd.errors import HangError, PlanFormatError, SimulationError, UnknownBackendError, WorldSizeError
+from hyper_mpmd.errors import HangError, PlanFormatError, SimulationError, WorldSizeError
 from hyper_mpmd.scheduler import records as R
+from hyper_mpmd.scheduler.backend import native_module
 from hyper_mpmd.scheduler.bounds import distinct_bytes, largest_of, touched
 from hyper_mpmd.scheduler.descriptor import AXES, OP_COLUMNS, OPERAND_COLUMNS, describe
 from hyper_mpmd.scheduler.device import Device, get_device
@@ -208,20 +209,7 @@ def _check(plans: tuple[Plan, ...], seed: int, jitter: float) -> Device:
 
 
 def _backend(name: str | None) -> Any:
-    if name not in (None, "native", "python"):
-        raise UnknownBackendError(f"no backend is called {name!r}; known: native, python")
-    if name != "python":
-        try:
-            from hyper_mpmd._native import simulator  # noqa: F401
-        except ImportError as error:
-            if name == "native":
-                raise UnknownBackendError(
-                    f"the native simulator is not installed ({error}); build it with `make setup`, or use "
-                    "backend='python'"
-                ) from error
-        else:
-            return _native
-    return _twin
+    return _twin if native_module("simulator", name) is None else _native
 
 
 def _native(plans: Sequence[Plan], device: Device, seed: int, ppm: int, path: bool) -> list[Records]:

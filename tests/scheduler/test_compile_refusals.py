@@ -185,6 +185,15 @@ def test_without_the_native_module_the_twin_plans_and_native_is_refused(monkeypa
     assert isinstance(get_backend(None), backends.PythonBackend)  # it warns once
     with pytest.raises(errors.UnknownBackendError, match="make setup"):
         get_backend("native")
+    graph = hm.TaskGraph("two")
+    graph.output("y", graph.cube("h", hm.ops.Matmul(), graph.input("x", (64, 16)), graph.input("w", (16, 16))))
+    plan = hm.compile(graph, prove=False, backend="python")
+    for use in (plan.check, plan.simulate):
+        backends._warn_of_twin.cache_clear()
+        with pytest.warns(RuntimeWarning, match="the slow Python twin makes, proves and simulates"):
+            use()
+        with pytest.raises(errors.UnknownBackendError, match="make setup"):
+            use(backend="native")
 
 
 def test_a_device_with_impossible_figures_is_refused():
