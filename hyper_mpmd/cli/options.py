@@ -22,6 +22,7 @@ class DType(str, Enum):
 
     float32 = "float32"
     bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 class DispatchMode(str, Enum):

@@ -17,6 +17,7 @@ TORCH_DTYPES = {
     DTYPES["bfloat16"]: torch.bfloat16,
     DTYPES["int32"]: torch.int32,
     DTYPES["int64"]: torch.int64,
+    DTYPES["float16"]: torch.float16,
 }
 
 

@@ -28,7 +28,8 @@ class ExpertParallel:
         src_data_rank: the rank of the mesh whose weights are spread to the others, or None to take each rank's own part
             of what it has, without communication (all ranks must then hold equal weights).
         engine: "torch", collectives around this rank's experts; or "mega", dispatch, experts and combine as one fused
-            run of the CPU engine (see `MegaMoeExperts`), for float32 and bfloat16, ranks on one host. Same results.
+            run of the CPU engine (see `MegaMoeExperts`), for float32, bfloat16 and float16, ranks on one host. Same
+            results.
     """
 
     async_combine: bool = False

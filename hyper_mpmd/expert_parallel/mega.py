@@ -14,7 +14,7 @@ from hyper_mpmd.expert_parallel.grouped_experts import GroupedExperts, Runner
 from hyper_mpmd.scheduler.records import MAX_INDEX
 
 ENGINES = ("torch", "mega")
-_DTYPES = (torch.float32, torch.bfloat16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_engine(style: str, engine: str, experts: GroupedExperts, mesh: DeviceMesh) -> None:
@@ -30,8 +30,8 @@ def check_engine(style: str, engine: str, experts: GroupedExperts, mesh: DeviceM
     for name, weight in experts.named_parameters():
         if weight.dtype not in _DTYPES:
             raise ExpertParallelTypeError(
-                f"{style}: engine='mega' runs float32 and bfloat16, but {name} is {weight.dtype}: convert the module, "
-                "or use engine='torch'"
+                f"{style}: engine='mega' runs float32, bfloat16 and float16, but {name} is {weight.dtype}: convert the "
+                "module, or use engine='torch'"
             )
 
 

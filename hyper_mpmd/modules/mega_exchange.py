@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hyper_mpmd import shmem
 from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.mega_errors import KINDS, MegaMoeError, MegaMoeValueError
+from hyper_mpmd.modules.mega_route import DTYPES
 from hyper_mpmd.modules.moe_ffn_backward import GRADIENTS
 
 _TEXT_WORDS = 128  # int64 words of a refusal's text
@@ -75,7 +76,7 @@ class Exchange:
                 text = own[-_TEXT_WORDS:].view(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
                 raise KINDS[int(own[0])](f"{self._name(rank)}: {text}")
         self._check_alike("module number", words[:, 3])
-        self._check_alike("dtype", words[:, 4], ("float32", "bfloat16"))
+        self._check_alike("dtype", words[:, 4], tuple(DTYPES.values()))
         bits = words[:, 2]
         if bits.any() and not bits.all():
             with_none, with_some = int((bits == 0).argmax()), int((bits != 0).argmax())

@@ -50,7 +50,7 @@ class MegaMoeExperts(nn.Module):
     swiglu_limit: x @ gate is clamped to at most it and x @ up to within it on both sides, as in the experts of gpt-oss;
     no gradient flows to what was clamped. None: nothing is.
     create_parameters=False: the layer has none, and each call brings expert_weights.
-    device, dtype: of the parameters, float32 or bfloat16.
+    device, dtype: of the parameters, float32, bfloat16 or float16.
 
     Errors: MegaMoeValueError (a ValueError) for sizes; the same on all ranks where their values differ, at the first
     call. Layers hold shared memory from their first call to `close`.

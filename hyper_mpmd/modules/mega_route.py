@@ -14,7 +14,7 @@ from hyper_mpmd.modules.mega_config import Config
 from hyper_mpmd.modules.mega_errors import MegaMoeTypeError, MegaMoeValueError
 from hyper_mpmd.modules.routing import sort_by_expert
 
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 # Set to 1: histograms that callers pass are compared with the ids.
 CHECK_HISTOGRAM = "HYPER_MPMD_CHECK_HISTOGRAM"
 _SORTS_FASTER = 1 << 16  # numpy sorts 16-bit integers by radix
@@ -138,7 +138,7 @@ def _check_dtypes(
     if not weights.dtype.is_floating_point:
         raise MegaMoeTypeError(f"topk_weights is {weights.dtype}; it must be a floating dtype")
     if hidden.dtype not in DTYPES:
-        raise MegaMoeTypeError(f"hidden_states is {hidden.dtype}; it must be {' or '.join(map(str, DTYPES))}")
+        raise MegaMoeTypeError(f"hidden_states is {hidden.dtype}; it must be one of {', '.join(map(str, DTYPES))}")
     for name, weight in (("gate_up_weight", w1), ("down_weight", w2)):
         if weight.dtype != hidden.dtype:
             raise MegaMoeTypeError(

@@ -10,7 +10,7 @@ import torch
 from hyper_mpmd.modules.routing import Routing, sort_by_expert
 from hyper_mpmd.modules.tensor_parallel import score_places, shard_down, shard_gate_up, share_rows
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Root mean square of silu(g) * u for independent standard normal g and u.
 _SWIGLU_RMS = 0.596
 

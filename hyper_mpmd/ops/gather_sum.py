@@ -15,8 +15,8 @@ from hyper_mpmd.tasks.tensor import Tensor
 class GatherSum(Op):
     """out[t] = sum over k of y[index[t, k]], in order of k, in float32, rounded once.
 
-    Inputs: y [R, H] float32 or bfloat16; index [T, K] int32, in [0, R). Output: [T, H] of y's dtype. An index out of
-    range ends the launch with an error that names the task and the value.
+    Inputs: y [R, H] float32, bfloat16 or float16; index [T, K] int32, in [0, R). Output: [T, H] of y's dtype. An index
+    out of range ends the launch with an error that names the task and the value.
     """
 
     core: ClassVar[CoreKind] = "vector"

@@ -16,8 +16,8 @@ from hyper_mpmd.tasks.tensor import Tensor
 class GatherSumScalars(Op):
     """out[i] = sum over k of y[index[i, k]], in order of k, in float32, rounded once.
 
-    Inputs: y [R] float32 or bfloat16; index [N, K] int32, in [0, R). Output: [N] of y's dtype. An index out of range
-    ends the launch with an error that names the task and the value.
+    Inputs: y [R] float32, bfloat16 or float16; index [N, K] int32, in [0, R). Output: [N] of y's dtype. An index out of
+    range ends the launch with an error that names the task and the value.
     """
 
     core: ClassVar[CoreKind] = "vector"

@@ -8,14 +8,14 @@ from typing import Any, ClassVar
 from hyper_mpmd.errors import DTypeError
 from hyper_mpmd.tasks.op import CoreKind, Layout, Op, TensorType
 from hyper_mpmd.tasks.rule import Access, TileRule
-from hyper_mpmd.tasks.tensor import Tensor
+from hyper_mpmd.tasks.tensor import FLOATS, Tensor
 
 
 class GroupedMatmul(Op):
     """y[rows of g] = x[rows of g] @ w[g].
 
-    Inputs: x [R, K] in a row space of G groups; w [G, K, N]; one dtype, float32 or bfloat16. Output: [R, N] of that
-    dtype. Products are summed in float32 and rounded once.
+    Inputs: x [R, K] in a row space of G groups; w [G, K, N]; one dtype, float32, bfloat16 or float16. Output: [R, N] of
+    that dtype. Products are summed in float32 and rounded once.
     """
 
     core: ClassVar[CoreKind] = "cube"
@@ -44,9 +44,9 @@ class GroupedMatmul(Op):
 
 
 def check_one_float_dtype(op: str, tensors: Sequence[Tensor]) -> None:
-    """Refuse tensors that are not all float32 or all bfloat16."""
+    """Refuse tensors that are not all float32, all bfloat16 or all float16."""
     for tensor in tensors:
-        if tensor.dtype not in ("float32", "bfloat16"):
-            raise DTypeError(f"{op} takes float32 or bfloat16, and {tensor.describe()} is neither")
+        if tensor.dtype not in FLOATS:
+            raise DTypeError(f"{op} takes {', '.join(FLOATS)}, and {tensor.describe()} is none of them")
         if tensor.dtype != tensors[0].dtype:
             raise DTypeError(f"{op} takes one dtype, and {tensors[0].describe()} meets {tensor.describe()}")

@@ -15,8 +15,8 @@ from hyper_mpmd.tasks.tensor import Tensor
 class GroupedMatmulT(Op):
     """dx[rows of g] = dy[rows of g] @ w[g].T, the gradient of GroupedMatmul's x.
 
-    Inputs: dy [R, N] in a row space of G groups; w [G, K, N], read in place; one dtype, float32 or bfloat16. Output:
-    [R, K] of that dtype. Products are summed in float32 and rounded once.
+    Inputs: dy [R, N] in a row space of G groups; w [G, K, N], read in place; one dtype, float32, bfloat16 or float16.
+    Output: [R, K] of that dtype. Products are summed in float32 and rounded once.
     """
 
     core: ClassVar[CoreKind] = "cube"
@@ -49,8 +49,8 @@ class GroupedMatmulT(Op):
 class GroupedMatmulDW(Op):
     """dw[g] = x[rows of g].T @ dy[rows of g], the gradient of GroupedMatmul's w; zero for a group without rows.
 
-    Inputs: x [R, K] and dy [R, N] in one row space of G groups; one dtype, float32 or bfloat16. Output: [G, K, N] of
-    that dtype. The sum over a group's rows runs in one fixed order, in float32, and is rounded once.
+    Inputs: x [R, K] and dy [R, N] in one row space of G groups; one dtype, float32, bfloat16 or float16. Output: [G, K,
+    N] of that dtype. The sum over a group's rows runs in one fixed order, in float32, and is rounded once.
     """
 
     core: ClassVar[CoreKind] = "cube"

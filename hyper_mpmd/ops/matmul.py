@@ -14,8 +14,8 @@ from hyper_mpmd.tasks.tensor import Tensor
 class Matmul(Op):
     """y = x @ w.
 
-    Inputs: x [R, K], w [K, N]; one dtype, float32 or bfloat16. Output: [R, N] of that dtype. Products are summed in
-    float32 and rounded once.
+    Inputs: x [R, K], w [K, N]; one dtype, float32, bfloat16 or float16. Output: [R, N] of that dtype. Products are
+    summed in float32 and rounded once.
     """
 
     core: ClassVar[CoreKind] = "cube"

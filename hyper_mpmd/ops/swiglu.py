@@ -38,8 +38,8 @@ class Clamped(Op):
 class SwiGLU(Clamped):
     """a = silu(h[:, :I]) * h[:, I:], with silu(v) = v / (1 + exp(-v)).
 
-    Input: h [R, 2I], gate half first, float32 or bfloat16. Output: [R, I] of that dtype, computed in float32, rounded
-    once. limit: see `Clamped`.
+    Input: h [R, 2I], gate half first, float32, bfloat16 or float16. Output: [R, I] of that dtype, computed in float32,
+    rounded once. limit: see `Clamped`.
     """
 
     core: ClassVar[CoreKind] = "vector"

@@ -21,8 +21,8 @@ from hyper_mpmd.tasks.tensor import Tensor
 class WeightedSwiGLU(Clamped):
     """a[r] = weights[r] * silu(h[r, :I]) * h[r, I:].
 
-    Inputs: h [R, 2I], gate half first, float32 or bfloat16; weights [R] float32. Output: [R, I] of h's dtype, computed
-    in float32, rounded once. limit: see `Clamped`.
+    Inputs: h [R, 2I], gate half first, float32, bfloat16 or float16; weights [R] float32. Output: [R, I] of h's dtype,
+    computed in float32, rounded once. limit: see `Clamped`.
     """
 
     core: ClassVar[CoreKind] = "vector"
@@ -53,9 +53,9 @@ class SwiGLUGrad(Clamped):
     With s = 1 / (1 + exp(-g)), g = h[r, :I], u = h[r, I:] and d = weights[r] * grad[r]: the gradient of g is
     d * u * (s + g * s * (1 - s)), that of u is d * g * s, that of weights[r] the sum over I of g * s * u * grad[r].
 
-    Inputs: h [R, 2I], gate half first, and grad [R, I], both float32 or both bfloat16; weights [R] float32. Outputs:
-    dh [R, 2I] of h's dtype; dweights [R] float32. Computed in float32, rounded once, summed in one fixed order. limit:
-    see `Clamped`; dh is 0 where a value of h was clamped.
+    Inputs: h [R, 2I], gate half first, and grad [R, I], one dtype of float32, bfloat16, float16; weights [R]
+    float32. Outputs: dh [R, 2I] of h's dtype; dweights [R] float32. Computed in float32, rounded once, summed in one
+    fixed order. limit: see `Clamped`; dh is 0 where a value of h was clamped.
     """
 
     core: ClassVar[CoreKind] = "vector"

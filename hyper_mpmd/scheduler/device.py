@@ -29,7 +29,7 @@ class Device(BaseModel):
     """One device (a CPU, or one NPU die) as the scheduler sees it. Rates are what to expect, not peaks.
 
     unified: every core is both AIC and AIV (a CPU); then aic == aiv counts the same cores.
-    cube_flops_per_us, vector_flops_per_us: float32 and bfloat16 operations of one core in a microsecond.
+    cube_flops_per_us, vector_flops_per_us: float32 and 16-bit operations of one core in a microsecond.
     cube_ramp, vector_ramp: rows and columns that a tile pays for on top of its own (packing, pipeline fill, start and
     end of a SIMD loop).
     bytes_per_us: what one core of each kind reads and writes in a microsecond (caches included).
@@ -42,7 +42,7 @@ class Device(BaseModel):
 
     For the simulator: l2_bytes: of the cache that all cores share, 0 for none. near: (ranks, nanoseconds) pairs, the
     latency between two ranks of one block of so many consecutive ranks, smallest block first; remote_ns beyond them.
-    cube_peak_per_us: peak operations of one AIC in a microsecond, float32 and bfloat16, for the share of the peak.
+    cube_peak_per_us: peak operations of one AIC in a microsecond, float32 and 16-bit, for the share of the peak.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -5,8 +5,8 @@ from __future__ import annotations
 UNITS: dict[str, str] = {
     "aic": "cores",
     "aiv": "cores",
-    "cube_flops_per_us": "FLOP/µs a core, float32 and bfloat16",
-    "vector_flops_per_us": "FLOP/µs a core, float32 and bfloat16",
+    "cube_flops_per_us": "FLOP/µs a core, float32 and 16-bit",
+    "vector_flops_per_us": "FLOP/µs a core, float32 and 16-bit",
     "cube_ramp": "rows, columns",
     "vector_ramp": "rows, columns",
     "cube_bytes_per_us": "B/µs a core",
@@ -23,7 +23,7 @@ UNITS: dict[str, str] = {
     "col_tiles": "columns",
     "l2_bytes": "B",
     "near": "(ranks, ns)",
-    "cube_peak_per_us": "FLOP/µs a core, float32 and bfloat16",
+    "cube_peak_per_us": "FLOP/µs a core, float32 and 16-bit",
 }
 
 _ASCEND: dict[str, str] = {

@@ -35,7 +35,7 @@ KERNELS = {
     "gather_sum": 11,
 }
 ROLES = {"input": 0, "output": 1, "workspace": 2, "symmetric": 3}
-DTYPES = {"float32": 0, "bfloat16": 1, "int32": 2, "int64": 3}
+DTYPES = {"float32": 0, "bfloat16": 1, "int32": 2, "int64": 3, "float16": 4}
 ROUTES = {None: 0, "scatter": 1, "return": 2, "all": 3, "shift": 4}
 
 

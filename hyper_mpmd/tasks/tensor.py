@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from hyper_mpmd.tasks.team import Team
 
-DType = Literal["float32", "bfloat16", "int32", "int64"]
-ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "int32": 4, "int64": 8}
+DType = Literal["float32", "bfloat16", "float16", "int32", "int64"]
+ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int32": 4, "int64": 8}
+FLOATS: tuple[DType, ...] = ("float32", "bfloat16", "float16")  # what matrix products and activations are made of
 
 RouteKind = Literal["scatter", "return", "all", "shift"]
 DispatchMode = Literal["push", "pull"]

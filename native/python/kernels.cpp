@@ -52,7 +52,8 @@ void hyper_mpmd::bind_kernels(nb::module_& parent) {
       .value("float32", DType::kFloat32)
       .value("bfloat16", DType::kBFloat16)
       .value("int32", DType::kInt32)
-      .value("int64", DType::kInt64);
+      .value("int64", DType::kInt64)
+      .value("float16", DType::kFloat16);
   nb::enum_<kernels::Isa>(m, "Isa")
       .value("baseline", kernels::Isa::kBaseline)
       .value("avx2", kernels::Isa::kAvx2)

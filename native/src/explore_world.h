@@ -130,7 +130,7 @@ class World {
     const auto inside = [](uint64_t begin, uint64_t count, uint64_t size) { return begin + count <= size; };
     require(plan.peers.size() == plans_.size(), where, "peers: one record a rank is needed");
     for (const TensorRecord& tensor : plan.tensors) {
-      require(tensor.dtype <= 3 && tensor.role <= 3 && tensor.storage < plan.tensors.size() &&
+      require(tensor.dtype < kDTypeCount && tensor.role <= 3 && tensor.storage < plan.tensors.size() &&
                   tensor.rows <= kMaxIndex && tensor.cols <= kMaxIndex && tensor.offset <= kMaxSize &&
                   (tensor.cols == 0 || tensor.rows <= kMaxSize / tensor.cols),
               where, "a tensor's dtype, role, storage or size");

@@ -53,11 +53,13 @@ int64_t first_bad(const int32_t* index, int64_t count, int64_t rows) {
 
 const uint16_t* bf16(const void* data) { return static_cast<const uint16_t*>(data); }
 uint16_t* bf16(void* data) { return static_cast<uint16_t*>(data); }
+const Half* fp16(const void* data) { return static_cast<const Half*>(data); }
+Half* fp16(void* data) { return static_cast<Half*>(data); }
 const float* fp32(const void* data) { return static_cast<const float*>(data); }
 float* fp32(void* data) { return static_cast<float*>(data); }
 
 size_t lent_scratch_floats(DType dtype, int64_t m, int64_t n, int64_t k) {
-  return dtype == DType::kBFloat16 ? static_cast<size_t>(m * k + k * n + m * n) : 0;
+  return is_half(dtype) ? static_cast<size_t>(m * k + k * n + m * n) : 0;
 }
 
 void gemm_lent(DType dtype, const GemmArgs& a) {
@@ -68,10 +70,10 @@ void gemm_lent(DType dtype, const GemmArgs& a) {
   float *x = a.scratch, *w = x + a.m * a.k, *y = w + a.k * a.n;
   const int64_t x_rows = a.transpose_x ? a.k : a.m, x_cols = a.transpose_x ? a.m : a.k;
   const int64_t w_rows = a.transpose_w ? a.n : a.k, w_cols = a.transpose_w ? a.k : a.n;
-  table().widen(x_rows, x_cols, bf16(a.x), a.ldx, x, x_cols);
-  table().widen(w_rows, w_cols, bf16(a.w), a.ldw, w, w_cols);
+  convert(x_rows, x_cols, dtype, a.x, a.ldx, DType::kFloat32, x, x_cols);
+  convert(w_rows, w_cols, dtype, a.w, a.ldw, DType::kFloat32, w, w_cols);
   lent_product(a.m, a.n, a.k, x, x_cols, a.transpose_x, w, w_cols, a.transpose_w, y, a.n);
-  table().narrow(a.m, a.n, y, a.n, bf16(a.y), a.ldy);
+  convert(a.m, a.n, DType::kFloat32, y, a.n, dtype, a.y, a.ldy);
 }
 
 void fill_zero(DType dtype, int64_t rows, int64_t cols, void* out, int64_t ldo) {
@@ -105,7 +107,8 @@ bool isa_available(Isa isa) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   }
-  if (isa == Isa::kAvx2) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (isa == Isa::kAvx2)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 #endif
   return isa == Isa::kBaseline;
 }
@@ -125,7 +128,7 @@ GemmWay gemm_way(int64_t m) {
 size_t gemm_scratch_bytes(DType dtype, int64_t m, int64_t n, int64_t k) {
   if (m <= 0 || n <= 0 || k <= 0) return 0;
   if (gemm_way(m) == GemmWay::kLent) return lent_scratch_floats(dtype, m, n, k) * sizeof(float);
-  return table().gemm_scratch_bytes(dtype == DType::kBFloat16, m, n, k);
+  return table().gemm_scratch_bytes(is_half(dtype), m, n, k);
 }
 
 void gemm_by(GemmWay way, DType dtype, int64_t m, int64_t n, int64_t k, const void* x, int64_t ldx, const void* w,
@@ -135,14 +138,15 @@ void gemm_by(GemmWay way, DType dtype, int64_t m, int64_t n, int64_t k, const vo
     fill_zero(dtype, m, n, y, ldy);
     return;
   }
-  const bool is_bf16 = dtype == DType::kBFloat16;
   const size_t bytes = way == GemmWay::kLent ? lent_scratch_floats(dtype, m, n, k) * sizeof(float)
-                                             : table().gemm_scratch_bytes(is_bf16, m, n, k);
+                                             : table().gemm_scratch_bytes(is_half(dtype), m, n, k);
   const GemmArgs args{m, n, k, x, ldx, w, ldw, y, ldy, transpose_x, transpose_w, fp32(scratch.take(bytes))};
   if (way == GemmWay::kLent) {
     gemm_lent(dtype, args);
-  } else if (is_bf16) {
+  } else if (dtype == DType::kBFloat16) {
     table().gemm_bfloat16(args);
+  } else if (dtype == DType::kFloat16) {
+    table().gemm_float16(args);
   } else {
     table().gemm_float32(args);
   }
@@ -157,6 +161,8 @@ void swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, int64_t l
             void* out, int64_t ldo, float limit) {
   if (dtype == DType::kBFloat16) {
     table().swiglu_bfloat16(rows, cols, bf16(gate), ldg, bf16(up), ldu, bf16(out), ldo, limit);
+  } else if (dtype == DType::kFloat16) {
+    table().swiglu_float16(rows, cols, fp16(gate), ldg, fp16(up), ldu, fp16(out), ldo, limit);
   } else {
     table().swiglu_float32(rows, cols, fp32(gate), ldg, fp32(up), ldu, fp32(out), ldo, limit);
   }
@@ -166,6 +172,8 @@ void weighted_swiglu(DType dtype, int64_t rows, int64_t cols, const void* gate, 
                      int64_t ldu, const float* weights, void* out, int64_t ldo, float limit) {
   if (dtype == DType::kBFloat16) {
     table().weighted_swiglu_bfloat16(rows, cols, bf16(gate), ldg, bf16(up), ldu, weights, bf16(out), ldo, limit);
+  } else if (dtype == DType::kFloat16) {
+    table().weighted_swiglu_float16(rows, cols, fp16(gate), ldg, fp16(up), ldu, weights, fp16(out), ldo, limit);
   } else {
     table().weighted_swiglu_float32(rows, cols, fp32(gate), ldg, fp32(up), ldu, weights, fp32(out), ldo, limit);
   }
@@ -177,6 +185,8 @@ void swiglu_grad(DType dtype, int64_t rows, int64_t cols, const void* gate, int6
   const SwiGLUGradArgs args{rows, cols, gate, ldg, up, ldu, grad, ldd, weights, d_gate, lddg, d_up, lddu, dots, limit};
   if (dtype == DType::kBFloat16) {
     table().swiglu_grad_bfloat16(args);
+  } else if (dtype == DType::kFloat16) {
+    table().swiglu_grad_float16(args);
   } else {
     table().swiglu_grad_float32(args);
   }
@@ -214,6 +224,8 @@ int64_t unpermute(DType dtype, int64_t tokens, int64_t k, int64_t cols, const vo
   if (int64_t bad = first_bad(index, tokens * k, y_rows); bad != kIndexesGood) return bad;
   if (dtype == DType::kBFloat16) {
     table().unpermute_bfloat16(tokens, k, cols, bf16(y), ldy, index, weights, bf16(out), ldo);
+  } else if (dtype == DType::kFloat16) {
+    table().unpermute_float16(tokens, k, cols, fp16(y), ldy, index, weights, fp16(out), ldo);
   } else {
     table().unpermute_float32(tokens, k, cols, fp32(y), ldy, index, weights, fp32(out), ldo);
   }
@@ -224,9 +236,13 @@ void convert(int64_t rows, int64_t cols, DType from, const void* x, int64_t ldx,
   if (from == to) {
     copy_rows(from, rows, cols, x, ldx, out, ldo);
   } else if (from == DType::kBFloat16) {
-    table().widen(rows, cols, bf16(x), ldx, fp32(out), ldo);
+    table().widen_bfloat16(rows, cols, bf16(x), ldx, fp32(out), ldo);
+  } else if (from == DType::kFloat16) {
+    table().widen_float16(rows, cols, fp16(x), ldx, fp32(out), ldo);
+  } else if (to == DType::kBFloat16) {
+    table().narrow_bfloat16(rows, cols, fp32(x), ldx, bf16(out), ldo);
   } else {
-    table().narrow(rows, cols, fp32(x), ldx, bf16(out), ldo);
+    table().narrow_float16(rows, cols, fp32(x), ldx, fp16(out), ldo);
   }
 }
 

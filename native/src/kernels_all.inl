@@ -21,16 +21,23 @@ const KernelTable kTable = {
     gemm_scratch_bytes,
     gemm<float>,
     gemm<uint16_t>,
+    gemm<Half>,
     swiglu<float>,
     swiglu<uint16_t>,
+    swiglu<Half>,
     weighted_swiglu<float>,
     weighted_swiglu<uint16_t>,
+    weighted_swiglu<Half>,
     swiglu_grad<float>,
     swiglu_grad<uint16_t>,
+    swiglu_grad<Half>,
     unpermute<float>,
     unpermute<uint16_t>,
+    unpermute<Half>,
     convert<uint16_t, float>,
+    convert<Half, float>,
     convert<float, uint16_t>,
+    convert<float, Half>,
 };
 
 }  // namespace hyper_mpmd::kernels::HYPER_MPMD_ISA

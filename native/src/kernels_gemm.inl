@@ -28,7 +28,8 @@ constexpr int kStripVectors = 2;
 constexpr int64_t kStrip = kStripVectors * kLanes;
 constexpr int64_t kBlockK = 256;  // a packed strip of 256 x 32 floats is 32 KiB
 constexpr int64_t kBlockM = kMaxRows * 10;
-constexpr int64_t kBlockN = 512;  // bounds the fp32 sums of a bf16 product, and keeps a block of y in the second cache
+constexpr int64_t kBlockN =
+    512;  // bounds the fp32 sums of a 16-bit product, and keeps a block of y in the second cache
 // Up to here w is used where it lies. Measured: a copy pays only when more panels share it, all the more when rows of w
 // are a power of two apart, where a strip in place does not stay in the first cache.
 constexpr int64_t kUnpackedRows = kUnpackedPanels * kMaxRows;
@@ -100,12 +101,19 @@ inline float widened(uint16_t value) {
   return result;
 }
 
+inline float widened(Half value) { return load_some(&value, 1)[0]; }
+
 #ifdef __SSE2__
 inline __m128 load4(const float* from) { return _mm_loadu_ps(from); }
 inline __m128 load4(const uint16_t* from) {
   __m128i half = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
   return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), half));
 }
+#if defined(HYPER_MPMD_AVX512) || defined(HYPER_MPMD_AVX2)
+inline __m128 load4(const Half* from) { return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))); }
+#else
+inline __m128 load4(const Half* from) { return (__m128)load(from); }
+#endif
 #endif
 
 // to[col * stride + row] = from[row * ld + col]
@@ -173,18 +181,18 @@ void pack_strip(const GemmArgs& a, int64_t kk, int64_t depth, int64_t col, int64
 // Where the pieces of the scratch start, in floats.
 struct Layout {
   int64_t strip, sums, total;
-  Layout(bool bf16, int64_t m, int64_t n, int64_t k) {
+  Layout(bool half, int64_t m, int64_t n, int64_t k) {
     int64_t mb = least(m, kBlockM), nb = least(n, kBlockN), kb = least(k, kBlockK);
     strip = round_up(mb * k, 16);
     sums = strip + kb * kStrip;
-    total = sums + (bf16 ? mb * nb : 0);
+    total = sums + (half ? mb * nb : 0);
   }
 };
 
 constexpr bool packs(int64_t m, bool transpose_w) { return transpose_w || m > kUnpackedRows; }
 
-size_t gemm_scratch_bytes(bool bf16, int64_t m, int64_t n, int64_t k) {
-  return static_cast<size_t>(Layout(bf16, m, n, k).total) * sizeof(float);
+size_t gemm_scratch_bytes(bool half, int64_t m, int64_t n, int64_t k) {
+  return static_cast<size_t>(Layout(half, m, n, k).total) * sizeof(float);
 }
 
 // One strip against every panel of the block of rows; the first panel's pass also fetches `ahead`.

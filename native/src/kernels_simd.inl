@@ -79,6 +79,50 @@ inline void store(uint16_t* to, F value) {
   store_upper_halves(to, value == value ? rounded : bits | 0x400000u);
 }
 
+#if !defined(HYPER_MPMD_AVX512) && !defined(HYPER_MPMD_AVX2)
+// What the instructions of the other sets do with a binary16, lane by lane. A binary16 and an fp32 differ by 112 in the
+// bias of their exponents and by 13 bits of mantissa.
+inline F float_of_half(U half) {
+  const U magnitude = half & 0x7fffu;
+  // Shifted into place, the number is too small by 2^112; the product is exact, of subnormal numbers too.
+  const F finite = (F)(magnitude << 13) * 0x1p112f;
+  const U special = 0x7f800000u | (magnitude << 13) | (magnitude > 0x7c00u ? U{} + 0x400000u : U{});
+  return (F)((magnitude >= 0x7c00u ? special : (U)finite) | (half & 0x8000u) << 16);
+}
+
+// Rounded to nearest even.
+inline U half_of_float(F value) {
+  const U bits = (U)value, magnitude = bits & 0x7fffffffu;
+  // The sum has the result's last bit in its own last place, and so rounds as the result must.
+  const U subnormal = (U)((F)magnitude + 0.5f) - 0x3f000000u;
+  const U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const U nan = 0x7e00u | (magnitude >> 13 & 0x1ffu);
+  const U finite = magnitude < 0x38800000u ? subnormal : normal;
+  const U result = magnitude > 0x7f800000u ? nan : magnitude >= 0x47800000u ? U{} + 0x7c00u : finite;
+  return result | (bits >> 16 & 0x8000u);
+}
+#endif
+
+inline F load(const Half* from) {
+#if defined(HYPER_MPMD_AVX512)
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(HYPER_MPMD_AVX2)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
+  return float_of_half(upper_halves(&from->bits) >> 16);
+#endif
+}
+
+inline void store(Half* to, F value) {
+#if defined(HYPER_MPMD_AVX512)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(HYPER_MPMD_AVX2)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT));
+#else
+  store_upper_halves(&to->bits, half_of_float(value) << 16);
+#endif
+}
+
 // The first `count` < kLanes elements only.
 template <typename T>
 inline F load_some(const T* from, int64_t count) {

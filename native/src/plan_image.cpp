@@ -48,7 +48,7 @@ constexpr Shape kShapes[kKernelCount] = {{kNone, kNone}, {kNone, kNone}, {1, 1},
 std::string tensor_fault(const PlanView& image) {
   for (size_t i = 0; i < image.tensors.size(); ++i) {
     const TensorRecord& tensor = image.tensors[i];
-    if (tensor.dtype > 3) return at("tensor", i) + ": dtype " + std::to_string(tensor.dtype);
+    if (tensor.dtype >= kDTypeCount) return at("tensor", i) + ": dtype " + std::to_string(tensor.dtype);
     if (tensor.role > 3) return at("tensor", i) + ": role " + std::to_string(tensor.role);
     if (tensor.most_rows < tensor.rows) return at("tensor", i) + ": more rows than any rank has";
     if (tensor.rows > kMaxIndex || tensor.cols > kMaxIndex) return at("tensor", i) + ": larger than an index can reach";
@@ -65,7 +65,7 @@ std::string tensor_fault(const PlanView& image) {
   }
   for (size_t i = 0; i < image.ops.size(); ++i) {
     if (image.ops[i].kernel >= kKernelCount) return at("op", i) + ": no such kernel";
-    if (image.ops[i].dtype > 3) return at("op", i) + ": no such dtype";
+    if (image.ops[i].dtype >= kDTypeCount) return at("op", i) + ": no such dtype";
     const float limit = std::bit_cast<float>(image.ops[i].limit_bits);
     if (!(limit > 0.0f)) return at("op", i) + ": limit " + std::to_string(limit);
   }
@@ -113,7 +113,7 @@ std::string box_fault(const PlanView& image, size_t number) {
   const OpRecord& op = image.ops[task.op];
   const AccessRecord* box = image.accesses.data() + task.access_begin;
   auto dtype = [&](int i) { return image.tensors[box[i].tensor].dtype; };
-  const auto float_like = [](uint32_t d) { return d <= 1; };
+  const auto float_like = [](uint32_t d) { return d == 0 || is_half(static_cast<DType>(d)); };
   const auto same_size = [&](int i, int j) { return box[i].rows == box[j].rows && box[i].cols == box[j].cols; };
   // One float32 for each row of box j, side by side in memory.
   const auto scalar_a_row = [&](int i, int j) {

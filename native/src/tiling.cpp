@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "hyper_mpmd/dtype.h"
 #include "hyper_mpmd/planner.h"
 #include "wide.h"
 
@@ -160,7 +161,7 @@ CostModel::CostModel(const Descriptor& descriptor, const Device& device, size_t 
     factors_.push_back({box.rows_axis, box.cols_axis, tensor.block_rows, tensor.cols, tensor.item_bytes, chosen});
   }
   const bool cube = op.kind == static_cast<int64_t>(CoreKind::kAic);
-  const bool half = op.dtype == 1;  // bfloat16
+  const bool half = is_half(static_cast<DType>(op.dtype));
   flops_per_point_ = static_cast<uint64_t>(op.flops_per_point);
   ramp_rows_ = static_cast<uint64_t>((cube ? device.cube_ramp : device.vector_ramp)[0]);
   ramp_cols_ = static_cast<uint64_t>((cube ? device.cube_ramp : device.vector_ramp)[1]);

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -42,18 +43,36 @@ float widened(uint16_t value) {
 }
 float widened(float value) { return value; }
 
+// A binary16 of normal size or zero: all that these tests make.
+struct Half {
+  uint16_t bits;
+};
+float widened(Half value) {
+  const int exponent = value.bits >> 10 & 31;
+  const float magnitude = std::ldexp(static_cast<float>((value.bits & 1023) | 1024), exponent - 25);
+  return exponent == 0 ? 0.0f : value.bits >> 15 ? -magnitude : magnitude;
+}
+
 // Small integers: their products and sums are exact in fp32, so results can be compared with ==.
 template <typename T>
 T small(int value) {
   float exact = static_cast<float>(value);
-  if constexpr (sizeof(T) == 4) return exact;
   uint32_t bits;
   std::memcpy(&bits, &exact, sizeof bits);
-  return static_cast<T>(bits >> 16);
+  if constexpr (std::is_same_v<T, float>) {
+    return exact;
+  } else if constexpr (std::is_same_v<T, Half>) {
+    const uint32_t magnitude = bits & 0x7fffffffu;  // 112 between the biases, 13 bits of mantissa less
+    return {static_cast<uint16_t>((bits >> 16 & 0x8000u) | (value == 0 ? 0 : (magnitude - (112u << 23)) >> 13))};
+  } else {
+    return static_cast<T>(bits >> 16);
+  }
 }
 
 template <typename T>
-constexpr DType kDType = sizeof(T) == 4 ? DType::kFloat32 : DType::kBFloat16;
+constexpr DType kDType = std::is_same_v<T, float>  ? DType::kFloat32
+                         : std::is_same_v<T, Half> ? DType::kFloat16
+                                                   : DType::kBFloat16;
 
 template <typename T>
 void check_gemm(int64_t m, int64_t n, int64_t k, bool transpose_x, bool transpose_w) {
@@ -92,6 +111,7 @@ void gemms_of_every_shape() {
       for (int64_t k : {0, 1, 5, 37}) {
         check_gemm<float>(m, n, k, false, false);
         check_gemm<uint16_t>(m, n, k, true, true);
+        check_gemm<Half>(m, n, k, false, true);
       }
     }
   }
@@ -100,6 +120,7 @@ void gemms_of_every_shape() {
     check_gemm<float>(61, 65, 258, transpose, transpose);
     check_gemm<uint16_t>(61, 65, 258, transpose, !transpose);
     check_gemm<uint16_t>(142, 515, 20, transpose, transpose);
+    check_gemm<Half>(61, 65, 258, transpose, transpose);
   }
 }
 
@@ -137,8 +158,11 @@ void elementwise_of_every_width() {
 
     Matrix<float> wide(3, cols, cols);
     Matrix<uint16_t> narrow(3, cols, cols);
+    Matrix<Half> half(3, cols, cols);
     convert(3, cols, kDType<T>, up.data(), up.ld(), DType::kFloat32, wide.data(), wide.ld());
     convert(3, cols, DType::kFloat32, wide.data(), wide.ld(), DType::kBFloat16, narrow.data(), narrow.ld());
+    convert(3, cols, DType::kFloat32, wide.data(), wide.ld(), DType::kFloat16, half.data(), half.ld());
+    for (int64_t c = 0; c < cols; ++c) CHECK(widened(half.at(2, c)) == 3.0f);
     for (int64_t c = 0; c < cols; ++c) CHECK(wide.at(2, c) == 3.0f && widened(narrow.at(2, c)) == 3.0f);
   }
 }
@@ -213,6 +237,7 @@ int main() {
     gemms_of_every_shape();
     elementwise_of_every_width<float>();
     elementwise_of_every_width<uint16_t>();
+    elementwise_of_every_width<Half>();
     every_thread_gets_the_same_bits();
   }
   CHECK(select_isa(best));

@@ -39,9 +39,10 @@ def test_the_output_does_not_depend_on_workers_or_ranks_sharing_them(call, small
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("routing", ["balanced", "zipf:2", "single"])
-def test_bfloat16_under_every_routing(call, small, routing):
-    result = call("run", "moe-ffn", *small, "--dtype", "bfloat16", "--routing", routing, "--repeat", 1, "--json")
+def test_16_bits_under_every_routing(call, small, routing, dtype):
+    result = call("run", "moe-ffn", *small, "--dtype", dtype, "--routing", routing, "--repeat", 1, "--json")
     assert result.exit_code == 0, result.stdout + result.stderr
 
 

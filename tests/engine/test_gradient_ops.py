@@ -11,11 +11,11 @@ from hyper_mpmd.testing.ops import assert_op_legal
 
 from .graphs import relative_error
 
-LIMITS = {"float32": 1e-5, "bfloat16": 8e-3}  # bfloat16: one rounding of each result, and of intermediate ones
+LIMITS = {"float32": 1e-5, "bfloat16": 8e-3, "float16": 1e-3}  # 16 bits: each result rounded once
 sizes = st.integers(1, 40)
 counts = st.lists(st.integers(0, 30), min_size=1, max_size=4)
 tiles = st.none() | st.tuples(st.integers(1, 40), st.integers(1, 40))
-dtypes = st.sampled_from(["float32", "bfloat16"])
+dtypes = st.sampled_from(["float32", "bfloat16", "float16"])
 
 
 def run_op(core, op, loads, shapes, dtype, values, tile):

@@ -84,8 +84,13 @@ def engines_job(sizes, dtype, autocast):
 @pytest.mark.parametrize("sizes", [{"ep": 2}, {"tp": 2}, {"ep": 2, "tp": 2}], ids=str)
 @pytest.mark.parametrize(
     ("dtype", "autocast", "limit"),
-    [(torch.float32, False, 1e-5), (torch.bfloat16, False, 0.03), (torch.bfloat16, True, 0.03)],
-    ids=["float32", "bfloat16", "autocast"],
+    [
+        (torch.float32, False, 1e-5),
+        (torch.bfloat16, False, 0.03),
+        (torch.float16, False, 4e-3),
+        (torch.bfloat16, True, 0.03),
+    ],
+    ids=["float32", "bfloat16", "float16", "autocast"],
 )
 def test_equals_the_collectives(rank_pools, sizes, dtype, autocast, limit):
     assert worst(rank_pools[ranks(sizes)].run(engines_job, sizes, dtype, autocast))[0] <= limit

@@ -10,10 +10,13 @@ K = _native.kernels
 DTYPES = {
     torch.float32: K.DType.float32,
     torch.bfloat16: K.DType.bfloat16,
+    torch.float16: K.DType.float16,
     torch.int32: K.DType.int32,
     torch.int64: K.DType.int64,
 }
 ISAS = [isa for isa in K.Isa if K.isa_available(isa)]
+# What one rounding to a 16-bit type may cost: half a step, relative, or where numbers are subnormal absolute.
+ROUNDING = {torch.bfloat16: (2.0**-8, 0.0), torch.float16: (2.0**-11, 2.0**-25)}
 _GUARD = 77
 
 

@@ -1,4 +1,4 @@
-"""SwiGLU and the conversions, over all 65,536 bf16 values and over fp32 values of every magnitude."""
+"""SwiGLU and the conversions, over all 65,536 values of each 16-bit type and over fp32 values of every magnitude."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,8 @@ from kernel_views import convert, copy, strided, swiglu
 
 pytestmark = pytest.mark.usefixtures("isa")
 
-ALL_BF16 = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).view(256, 256)
+ALL_BITS = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(256, 256)
+HALVES = [torch.bfloat16, torch.float16]
 SMALLEST = 2.0**-149
 
 
@@ -53,24 +54,26 @@ def test_swiglu_of_extremes_is_what_torch_gives():
     assert swiglu(torch.ones(1, 1), torch.tensor([[nan]])).isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 def test_a_limit_clamps_the_gate_from_above_and_up_on_both_sides(dtype):
     inf, nan = float("inf"), float("nan")
     values = torch.tensor([nan, inf, -inf, 7.0, -7.0, 7.0625, -7.0625, 0.0, 3.25, -100.0, 3e38]).to(dtype)
     gate, up = values.repeat_interleave(11).view(1, -1), values.repeat(11).view(1, -1)
     expected = torch.nn.functional.silu(gate.double().clamp(max=7)) * up.double().clamp(-7, 7)
     got = swiglu(gate, up, limit=7.0)
-    near = {"rtol": 1e-6 if dtype == torch.float32 else 2.0**-8, "atol": 1e-30}
+    near = {"rtol": 1e-6 if dtype == torch.float32 else 2.0**-8, "atol": 1e-7 if dtype == torch.float16 else 1e-30}
     torch.testing.assert_close(got.double(), expected, **near, equal_nan=True)
     assert torch.equal(swiglu(gate, up, limit=inf).nan_to_num(), swiglu(gate, up).nan_to_num())
 
 
-def test_swiglu_of_every_bf16_gate_is_the_fp32_result_rounded_once():
-    up = torch.full_like(ALL_BF16, 1.7109375)
-    got = swiglu(ALL_BF16, up)
-    fp32 = swiglu(ALL_BF16.float(), up.float())
+@pytest.mark.parametrize("dtype", HALVES)
+def test_swiglu_of_every_16_bit_gate_is_the_fp32_result_rounded_once(dtype):
+    gate = ALL_BITS.view(dtype)
+    up = torch.full_like(gate, 1.7109375)
+    got = swiglu(gate, up)
+    fp32 = swiglu(gate.float(), up.float())
     assert torch.equal(got.isnan(), fp32.isnan())
-    assert torch.equal(got[~got.isnan()], fp32.bfloat16()[~got.isnan()])
+    assert torch.equal(got[~got.isnan()], fp32.to(dtype)[~got.isnan()])
 
 
 @settings(max_examples=40, deadline=None)
@@ -78,7 +81,7 @@ def test_swiglu_of_every_bf16_gate_is_the_fp32_result_rounded_once():
     rows=st.integers(0, 5),
     cols=st.integers(0, 70),
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, *HALVES]),
 )
 def test_swiglu_of_any_shape(rows, cols, padding, dtype):
     generator = torch.Generator().manual_seed(rows * 100 + cols)
@@ -86,7 +89,8 @@ def test_swiglu_of_any_shape(rows, cols, padding, dtype):
     up = strided(torch.randn(rows, cols, generator=generator).to(dtype), padding[1])
     expected = exact_silu(gate) * up.double()
     got = swiglu(gate, up, padding=padding[2])
-    torch.testing.assert_close(got.double(), expected, rtol=1e-6 if dtype == torch.float32 else 2.0**-8, atol=1e-30)
+    near = {"rtol": 1e-6 if dtype == torch.float32 else 2.0**-8, "atol": 1e-7 if dtype == torch.float16 else 1e-30}
+    torch.testing.assert_close(got.double(), expected, **near)
 
 
 def test_an_element_has_the_same_bits_in_the_body_and_in_the_tail():
@@ -97,19 +101,38 @@ def test_an_element_has_the_same_bits_in_the_body_and_in_the_tail():
         assert torch.equal(swiglu(part, part), whole[:, start:])
 
 
-def test_widening_is_exact_for_every_bf16():
-    got = convert(strided(ALL_BF16, 3), torch.float32, padding=1)
-    assert torch.equal(got.contiguous().view(torch.int32), ALL_BF16.float().view(torch.int32))
+@pytest.mark.parametrize("dtype", HALVES)
+def test_widening_is_exact_for_every_value(dtype):
+    values = ALL_BITS.view(dtype)
+    got, expected = convert(strided(values, 3), torch.float32, padding=1).contiguous(), values.float()
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.signbit(), expected.signbit())
+    keep = ~got.isnan()
+    assert torch.equal(got[keep].view(torch.int32), expected[keep].view(torch.int32))
 
 
-def test_narrowing_rounds_to_nearest_even():
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_value_comes_back_from_fp32_as_it_was(dtype):
+    values = ALL_BITS.view(dtype)
+    back = convert(convert(values, torch.float32), dtype)
+    assert torch.equal(back.isnan(), values.isnan())
+    assert torch.equal(back[~back.isnan()].view(torch.int16), values[~back.isnan()].view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_narrowing_rounds_to_nearest_even(dtype):
     values = any_floats(300_000, seed=4)
-    ties = (torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16 | 0x8000).view(torch.float32)
-    x = torch.cat([values, ties, ties.nextafter(torch.tensor(0.0))]).view(1, -1)
-    got, expected = convert(x, torch.bfloat16), x.bfloat16()
-    assert torch.equal(got.isnan(), x.isnan())
-    keep = ~x.isnan()
-    assert torch.equal(got[keep].view(torch.int16), expected[keep].view(torch.int16))
+    # The middle between neighbours, and its neighbours: where rounding is decided.
+    wide = ALL_BITS.view(dtype).float().flatten()
+    wide = wide[wide.isfinite()].sort().values
+    ties = (wide[1:] + wide[:-1]) / 2
+    x = torch.cat([values, ties, ties.nextafter(ties - 1e30), ties.nextafter(ties + 1e30)]).view(1, -1)
+    edges = [65504.0, 65519.996, 65520.0, 65536.0, 1e30, -65520.0, 2.0**-25, 2.0**-25 * 1.0001, 0.0, -0.0]
+    for sample in (x, torch.tensor([edges])):
+        got, expected = convert(sample, dtype), sample.to(dtype)
+        assert torch.equal(got.isnan(), sample.isnan())
+        keep = ~sample.isnan()
+        assert torch.equal(got[keep].view(torch.int16), expected[keep].view(torch.int16))
 
 
 @settings(max_examples=25, deadline=None)
@@ -117,7 +140,7 @@ def test_narrowing_rounds_to_nearest_even():
     rows=st.integers(0, 4),
     cols=st.integers(0, 40),
     padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int32, torch.int64]),
+    dtype=st.sampled_from([torch.float32, *HALVES, torch.int32, torch.int64]),
 )
 def test_copies_are_exact_for_any_dtype_and_stride(rows, cols, padding, dtype):
     x = strided((torch.arange(rows * cols) - 5).view(rows, cols).to(dtype), padding[0])

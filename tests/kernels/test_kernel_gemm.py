@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_views import K, gemm, strided
+from kernel_views import ROUNDING, K, gemm, strided
 
 from hyper_mpmd.engine import torch_gemm
 
@@ -35,7 +35,7 @@ def reference(x, w, transpose_x, transpose_w):
     k=DEPTHS,
     transpose_x=st.booleans(),
     transpose_w=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
     seed=st.integers(0, 2**32 - 1),
 )
@@ -46,23 +46,25 @@ def test_product_is_within_the_error_of_fp32_accumulation(m, n, k, transpose_x, 
     y = gemm(x, w, transpose_x=transpose_x, transpose_w=transpose_w, padding=padding[2])
     expected, magnitude = reference(x, w, transpose_x, transpose_w)
     bound = (k + 1) * 2.0**-24 * magnitude
-    if dtype == torch.bfloat16:
-        bound += 2.0**-8 * (expected.abs() + bound)
+    if dtype in ROUNDING:
+        relative, absolute = ROUNDING[dtype]
+        bound += relative * (expected.abs() + bound) + absolute
     assert ((y.double() - expected).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("m", [1, 5, 14, 30])
-def test_bf16_product_is_the_fp32_product_rounded_once(m, transpose_w):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_16_bit_product_is_the_fp32_product_rounded_once(dtype, m, transpose_w):
     generator = torch.Generator().manual_seed(m)
-    x = stored(m, 300, torch.bfloat16, 0, False, generator)
-    w = stored(300, 75, torch.bfloat16, 0, transpose_w, generator)
+    x = stored(m, 300, dtype, 0, False, generator)
+    w = stored(300, 75, dtype, 0, transpose_w, generator)
     y = gemm(x, w, transpose_w=transpose_w, way=K.GemmWay.own)
     y32 = gemm(x.float(), w.float(), transpose_w=transpose_w, way=K.GemmWay.own)
-    assert torch.equal(y, y32.bfloat16())
+    assert torch.equal(y, y32.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("transpose_w", [False, True])
 def test_a_row_has_the_same_bits_in_any_company(dtype, transpose_w):
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +95,7 @@ def test_alignment_changes_no_bit(offset):
     assert torch.equal(gemm(x, moved), gemm(x, w))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_nan_and_infinity_reach_their_row_and_column_only(dtype):
     x, w = torch.ones(20, 33, dtype=dtype), torch.ones(33, 50, dtype=dtype)
     x[3, 7] = float("nan")
@@ -118,7 +120,7 @@ def test_depth_zero_writes_zeros_and_no_rows_write_nothing():
     k=st.integers(0, 70),
     transpose_x=st.booleans(),
     transpose_w=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     padding=st.integers(0, 3),
 )
 def test_the_lent_gemm_agrees(m, n, k, transpose_x, transpose_w, dtype, padding):
@@ -129,6 +131,7 @@ def test_the_lent_gemm_agrees(m, n, k, transpose_x, transpose_w, dtype, padding)
     y = gemm(x, w, transpose_x=transpose_x, transpose_w=transpose_w, padding=padding, way=K.GemmWay.lent)
     expected, magnitude = reference(x, w, transpose_x, transpose_w)
     bound = (k + 1) * 2.0**-24 * magnitude
-    if dtype == torch.bfloat16:
-        bound += 2.0**-8 * (expected.abs() + bound)
+    if dtype in ROUNDING:
+        relative, absolute = ROUNDING[dtype]
+        bound += relative * (expected.abs() + bound) + absolute
     assert ((y.double() - expected).abs() <= bound).all()

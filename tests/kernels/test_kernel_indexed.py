@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_views import gather, strided, unpermute
+from kernel_views import ROUNDING, gather, strided, unpermute
 
 pytestmark = pytest.mark.usefixtures("isa")
 
@@ -12,7 +12,7 @@ GOOD = -1
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int32, torch.int64]))
+@given(data=st.data(), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int64]))
 def test_gather_takes_the_rows_named(data, dtype):
     x_rows, cols = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 40))
     index = torch.tensor(data.draw(st.lists(st.integers(0, x_rows - 1), max_size=12)), dtype=torch.int32)
@@ -36,7 +36,7 @@ def test_gather_names_the_first_bad_index_and_writes_nothing(wrong):
     k=st.integers(0, 4),
     cols=st.integers(0, 70) | st.sampled_from([128, 150]),
     y_rows=st.integers(1, 9),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
     seed=st.integers(0, 1000),
 )
@@ -50,8 +50,9 @@ def test_unpermute_is_the_weighted_sum(tokens, k, cols, y_rows, dtype, padding, 
     terms = weights.double()[:, :, None] * y.double()[index.long()]
     expected = terms.sum(1)
     bound = (k + 1) * 2.0**-24 * terms.abs().sum(1)
-    if dtype == torch.bfloat16:
-        bound += 2.0**-8 * (expected.abs() + bound)
+    if dtype in ROUNDING:
+        relative, absolute = ROUNDING[dtype]
+        bound += relative * (expected.abs() + bound) + absolute
     assert ((out.double() - expected).abs() <= bound).all()
 
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from hyper_mpmd.scheduler.plan import Plan
 from hyper_mpmd.scheduler.prove import Access, Finding, Race, Signal, Standing, host_reads
-from hyper_mpmd.scheduler.records import MAX_THRESHOLD, NONE, ROLES, Records
+from hyper_mpmd.scheduler.records import DTYPES, MAX_THRESHOLD, NONE, ROLES, Records
 from hyper_mpmd.scheduler.twin.hops import hops
 from hyper_mpmd.tasks.tensor import ITEM_BYTES
 
-_ITEM_BYTES = (ITEM_BYTES["float32"], ITEM_BYTES["bfloat16"], ITEM_BYTES["int32"], ITEM_BYTES["int64"])
+_ITEM_BYTES = [ITEM_BYTES[name] for name in sorted(DTYPES, key=DTYPES.__getitem__)]
 _Event = tuple[int, int]  # rank, number
 _Task = tuple[int, int]  # rank, number
 

@@ -72,7 +72,7 @@ def tile_cost(tables: Tables, device: Device, op: Row, rows: int, cols: int, red
             )
     if op.route:
         return device.task_ns + moved // 2 * 1000 // device.link_bytes_per_us
-    half = int(op.dtype == DTYPES["bfloat16"])
+    half = int(op.dtype in (DTYPES["bfloat16"], DTYPES["float16"]))
     rates, bytes_per_us = (
         (device.cube_flops_per_us, device.cube_bytes_per_us)
         if op.kind == AIC

@@ -2,8 +2,8 @@
 //
 // A view is a pointer to its first element and a leading dimension `ld*`: the distance, in elements, from one row to
 // the next (at least the number of columns; rows are contiguous). Outputs must not overlap inputs. Sizes of zero are
-// fine everywhere: nothing is read or written, except that a gemm over k = 0 writes zeros. `dtype` is kFloat32 or
-// kBFloat16; arithmetic is in fp32 and a bf16 result is rounded once, to nearest even. NaN stays NaN.
+// fine everywhere: nothing is read or written, except that a gemm over k = 0 writes zeros. `dtype` is kFloat32,
+// kBFloat16 or kFloat16; arithmetic is in fp32 and a 16-bit result is rounded once, to nearest even. NaN stays NaN.
 //
 // Results depend on arguments only, never on pointers, alignment, thread or time, so that a tile gives the same bits on
 // whichever worker runs it. They may differ between instruction sets and with what is lent (lent_gemm.h): both are
@@ -72,7 +72,7 @@ inline constexpr int64_t kIndexesGood = -1;
 [[nodiscard]] int64_t unpermute(DType dtype, int64_t tokens, int64_t k, int64_t cols, const void* y, int64_t ldy,
                                 int64_t y_rows, const int32_t* index, const float* weights, void* out, int64_t ldo);
 
-// out[r, c] = x[r, c] between fp32 and bf16 (or a copy where the two are the same).
+// out[r, c] = x[r, c] between fp32 and a 16-bit type (or a copy where the two are the same).
 void convert(int64_t rows, int64_t cols, DType from, const void* x, int64_t ldx, DType to, void* out, int64_t ldo);
 
 // Instruction sets that the kernels are compiled for. The best one that the processor has is picked at first use.

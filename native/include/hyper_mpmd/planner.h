@@ -91,7 +91,7 @@ struct Descriptor {
 struct Device {
   int64_t aic, aiv;
   bool unified;
-  int64_t cube_flops[2], vector_flops[2];        // a microsecond: float32, bfloat16
+  int64_t cube_flops[2], vector_flops[2];        // a microsecond: float32, 16-bit
   int64_t cube_ramp[2], vector_ramp[2];          // rows, columns that a tile pays for on top of its own
   int64_t cube_bytes, vector_bytes, link_bytes;  // a microsecond
   int64_t row_bytes;                             // of each row of a box that is not whole rows, on top
