@@ -177,7 +177,15 @@ class NativeBackend:
         return planner.Device(
             [device.aic, device.aiv, int(device.unified)],
             [*device.cube_flops_per_us, *device.vector_flops_per_us, *device.cube_ramp, *device.vector_ramp],
-            [device.cube_bytes_per_us, device.vector_bytes_per_us, device.link_bytes_per_us, device.row_bytes],
+            [
+                device.cube_bytes_per_us,
+                device.vector_bytes_per_us,
+                device.link_bytes_per_us,
+                device.link_total_bytes_per_us,
+                device.memory_bytes_per_us,
+                device.l2_bytes,
+                device.row_bytes,
+            ],
             [device.task_ns, device.event_ns, device.remote_ns, device.launch_ns],
             list(device.row_tiles),
             list(device.col_tiles),
@@ -189,7 +197,14 @@ class NativeBackend:
         from hyper_mpmd._native import planner
 
         policy = get_policy(name)
-        parts = [policy.serial, policy.whole_groups, policy.rotation, policy.priorities, policy.interleave]
+        parts = [
+            policy.serial,
+            policy.whole_groups,
+            policy.rotation,
+            policy.priorities,
+            policy.interleave,
+            policy.bursts,
+        ]
         return planner.Policy(("op", "list", "strided").index(policy.how), parts)
 
 

@@ -163,8 +163,8 @@ def _ascend(name: str, *, link: int, remote_ns: int, near: tuple[tuple[int, int]
         event_ns=1_000,
         remote_ns=remote_ns,
         launch_ns=8_000,
-        row_tiles=(256, 128, 64, 32),
-        col_tiles=(1024, 512, 256, 128),
+        row_tiles=(1024, 512, 256, 128, 64, 32),
+        col_tiles=(2048, 1024, 512, 256, 128),
         l2_bytes=192 << 20,  # CANN platform files
         near=near,
         cube_peak_per_us=(7_577_600, 15_155_200),

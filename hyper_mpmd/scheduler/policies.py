@@ -20,6 +20,7 @@ PARTS: dict[str, str] = {
     "tiles": "a tile waits for all rows of its expert, not for those that it reads",
     "priorities": "a core takes what became ready first, not what has most work behind it",
     "interleave": "each core kind takes one op after another",
+    "bursts": "a peer is put one tile in its turn, not all rows of a tile that will read them",
 }
 
 
@@ -29,7 +30,7 @@ class Policy:
 
     how: "op" (a launch an op, see `serial`), "list" (list scheduling), "strided" (places of one queue in turn).
     whole_groups: a tile waits for all rows of its group. rotation: puts visit peers in rank-aware order (RATR), and
-    tiles of received rows follow it. priorities, interleave: see PARTS.
+    tiles of received rows follow it. priorities, interleave, bursts: see PARTS.
     """
 
     how: Literal["op", "list", "strided"]
@@ -38,18 +39,19 @@ class Policy:
     rotation: bool = True
     priorities: bool = True
     interleave: bool = True
+    bursts: bool = True
 
 
 _NAMED = {
     "O0": Policy("op"),
     "O1": Policy("list"),
-    "serial": Policy("op", serial=True),
-    "published": Policy("strided", whole_groups=True),
+    "serial": Policy("op", serial=True, bursts=False),
+    "published": Policy("strided", whole_groups=True, bursts=False),
 }
 # What can be left out of which: O0 and serial order ops, so that only puts are left to order.
 _PARTS_OF = {
     "op": ("rotation",),
-    "list": ("rotation", "tiles", "priorities", "interleave"),
+    "list": ("rotation", "tiles", "priorities", "interleave", "bursts"),
     "strided": ("rotation", "interleave"),
 }
 

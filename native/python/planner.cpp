@@ -96,7 +96,7 @@ void make_descriptor(pl::Descriptor* self, int64_t ranks, const Table& spaces, c
 
 // cores: AIC, AIV, unified; rates: float32 and bfloat16 of the cube, of the vector unit, then both ramps.
 void make_device(pl::Device* self, const std::array<int64_t, 3>& cores, const std::array<int64_t, 8>& rates,
-                 const std::array<int64_t, 4>& bytes, const std::array<int64_t, 4>& times,
+                 const std::array<int64_t, 7>& bytes, const std::array<int64_t, 4>& times,
                  std::vector<int64_t> row_tiles, std::vector<int64_t> col_tiles) {
   new (self) pl::Device{cores[0],
                         cores[1],
@@ -109,6 +109,9 @@ void make_device(pl::Device* self, const std::array<int64_t, 3>& cores, const st
                         bytes[1],
                         bytes[2],
                         bytes[3],
+                        bytes[4],
+                        bytes[5],
+                        bytes[6],
                         times[0],
                         times[1],
                         times[2],
@@ -117,10 +120,11 @@ void make_device(pl::Device* self, const std::array<int64_t, 3>& cores, const st
                         std::move(col_tiles)};
 }
 
-// how: 0 op by op, 1 list scheduling, 2 strided; parts: serial, whole groups, rotation, priorities, interleave.
-void make_policy(pl::Policy* self, int how, const std::array<bool, 5>& parts) {
+// how: 0 op by op, 1 list scheduling, 2 strided; parts: serial, whole groups, rotation, priorities, interleave,
+// bursts.
+void make_policy(pl::Policy* self, int how, const std::array<bool, 6>& parts) {
   if (how < 0 || how > 2) throw pl::BadProgram("no policy is numbered " + std::to_string(how));
-  new (self) pl::Policy{static_cast<pl::Policy::How>(how), parts[0], parts[1], parts[2], parts[3], parts[4]};
+  new (self) pl::Policy{static_cast<pl::Policy::How>(how), parts[0], parts[1], parts[2], parts[3], parts[4], parts[5]};
 }
 
 // What all ranks of one call share.

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "flow.h"
+#include "hyper_mpmd/dtype.h"
 #include "wide.h"
 
 namespace hyper_mpmd::planner {
@@ -17,10 +18,37 @@ std::vector<Pool> pools(const Device& device) {
   return {{CoreKind::kAic, static_cast<uint32_t>(device.aic)}, {CoreKind::kAiv, static_cast<uint32_t>(device.aiv)}};
 }
 
+namespace {
+
+int64_t port_ns(u128 points, uint32_t dtype, const Device& device) {
+  const u128 bytes = points * static_cast<uint64_t>(size_of(static_cast<DType>(dtype)));
+  return static_cast<int64_t>(std::min<u128>(bytes * 1000 / static_cast<uint64_t>(device.link_total_bytes), kMaxTime));
+}
+
+}  // namespace
+
+int64_t ProgramView::wire_ns(size_t task, const Device& device) const {
+  const TaskRecord& t = tasks[task];
+  if (ops[t.op].route == 0 || t.peer == static_cast<uint32_t>(rank)) return 0;
+  const AccessRecord& box = accesses[t.access_begin];
+  return port_ns(static_cast<u128>(box.rows) * box.cols, ops[t.op].dtype, device);
+}
+
+int64_t ProgramView::wire_ns(const EventRecord& event, const Device& device) const {
+  return port_ns(static_cast<u128>(event.rows) * event.cols, tensors[event.tensor].dtype, device);
+}
+
 void check_times(const ProgramView& program, const Device& device) {
   const int64_t latency = device.event_ns + device.remote_ns + device.launch_ns;
   u128 total = static_cast<u128>(program.tasks.size() + 1) * static_cast<uint64_t>(latency);
   for (int64_t cost : program.costs) total += static_cast<uint64_t>(cost);
+  for (size_t task = 0; task < program.tasks.size(); ++task) {
+    total += static_cast<uint64_t>(program.wire_ns(task, device));
+  }
+  for (size_t e = static_cast<size_t>(program.local_events); e < program.events.size(); ++e) {
+    const EventRecord& event = program.events[e];
+    if (event.op != kNone) total += static_cast<uint64_t>(program.wire_ns(event, device));
+  }
   if (total > kMaxTime) {
     throw PlanLimit("the tasks of rank " + std::to_string(program.rank) + " take " + decimal(total) +
                     " ns together; the limit is " + std::to_string(kMaxTime));
@@ -49,10 +77,15 @@ void check(const ProgramView& p) {
     for (const WaitRecord& wait : p.waits_of(task)) {
       if (wait.event >= p.events.size()) refuse("task: awaited event", task, wait.event, p.events.size());
     }
+    if (p.ops[t.op].route != 0 && t.access_count == 0) refuse("task: boxes of a route", task, 0, 0);
   }
   for (size_t event = 0; event < p.events.size(); ++event) {
     const uint32_t op = p.events[event].op;
-    if (op != kNone && op >= p.ops.size()) refuse("event: op", event, op, p.ops.size());
+    if (op == kNone) continue;
+    if (op >= p.ops.size()) refuse("event: op", event, op, p.ops.size());
+    if (event >= static_cast<size_t>(p.local_events) && p.events[event].tensor >= p.tensors.size()) {
+      refuse("event: tensor", event, p.events[event].tensor, p.tensors.size());
+    }
   }
   for (size_t op = 0; op < p.ops.size(); ++op) {
     if (p.ops[op].kind > static_cast<uint32_t>(CoreKind::kAiv)) refuse("op: core kind", op, p.ops[op].kind, 2);

@@ -27,6 +27,12 @@ class Arrivals {
     ends.push_back(ends.empty() ? end : std::max(ends.back(), end));
   }
 
+  // Whether this rank has done what tells when the event's box is sent.
+  bool known(uint32_t event) const {
+    const uint32_t op = program_.events[event].op;
+    return op != kNone && !ends_[op].empty();
+  }
+
   int64_t time(uint32_t event) const {
     const EventRecord& record = program_.events[event];
     if (record.op == kNone) return 0;  // a credit is due from the launch before

@@ -6,6 +6,23 @@
 
 namespace hyper_mpmd::planner {
 
+namespace {
+
+// Rows of a tile of the first op that reads what the route brings row by row, 0 if none does.
+int64_t reader_rows(const Descriptor& descriptor, std::span<const TileSize> tiles, const OpRow& route) {
+  const int64_t received = descriptor.boxes(route)[1].tensor;
+  for (size_t index = 0; index < descriptor.ops.size(); ++index) {
+    for (const OperandRow& box : descriptor.boxes(descriptor.ops[index])) {
+      if (!box.write && box.tensor == received && box.rows_axis == kRows) {
+        return tiles[index].rows;
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
 Landings::Landings(const Descriptor& descriptor, const Layout& layout, std::span<const TileSize> tiles,
                    const Policy& policy)
     : descriptor_(descriptor), layout_(layout), tiles_(tiles), rotation_(policy.rotation) {
@@ -23,6 +40,8 @@ Landings::Landings(const Descriptor& descriptor, const Layout& layout, std::span
     const int64_t space = descriptor.received_space(op);
     Landing& landing = landings_[index];
     landing.groups = layout.groups(space);
+    landing.burst = policy.bursts ? reader_rows(descriptor, tiles, op) / std::max<int64_t>(1, tiles[index].rows) : 1;
+    landing.burst = std::max<int64_t>(1, landing.burst);
     landing.cuts.reserve(static_cast<size_t>(ranks * landing.groups));
     for (int64_t rank = 0; rank < ranks; ++rank) {
       for (int64_t group = 0; group < landing.groups; ++group) {
@@ -118,7 +137,10 @@ std::vector<PutTile> Landings::tiles(size_t op, int64_t rank) const {
   std::vector<PutTile> turns;
   turns.reserve(all.size());
   while (!open.empty()) {
-    for (auto& [next, end] : open) turns.push_back(all[next++]);
+    for (auto& [next, end] : open) {
+      const size_t stop = std::min(end, next + static_cast<size_t>(landings_[op].burst));
+      while (next < stop) turns.push_back(all[next++]);
+    }
     std::erase_if(open, [](const auto& range) { return range.first == range.second; });
   }
   return turns;
@@ -199,29 +221,25 @@ std::vector<Ghost> Landings::landed(size_t index, int64_t rank) const {
   const int64_t ranks = descriptor_.ranks;
   const int64_t tensor = descriptor_.boxes(descriptor_.ops[index])[1].tensor;
   std::vector<Ghost> found;
-  std::vector<int64_t> all, nearer;
+  const auto burst = static_cast<int64_t>(landings_[index].burst);
+  std::vector<int64_t> before;  // by round: how many tiles of the source go before this rank's turn in it
   for (int64_t source = 0; source < ranks; ++source) {
     if (source == rank) continue;
     const uint32_t* counts = &landings_[index].counts[source * ranks];
     const int64_t mine = counts[rank], turn = this->turn(source, rank);
     if (!mine) continue;
-    // all[k], nearer[k]: how many peers (that come before this rank in a round) get more than k puts, for k < mine.
-    all.assign(static_cast<size_t>(mine) + 1, 0);
-    nearer.assign(static_cast<size_t>(mine) + 1, 0);
+    const int64_t rounds = (mine + burst - 1) / burst;
+    before.assign(static_cast<size_t>(rounds), 0);
     for (int64_t peer = 0; peer < ranks; ++peer) {
-      const int64_t count = std::min<int64_t>(counts[peer], mine);
-      ++all[count];
-      if (this->turn(source, peer) < turn) ++nearer[count];
+      const int64_t nearer = peer != rank && this->turn(source, peer) < turn;
+      for (int64_t round = 0; round < rounds; ++round) {
+        before[round] += std::min<int64_t>(counts[peer], (round + nearer) * burst);
+      }
     }
-    for (int64_t k = mine - 1; k >= 0; --k) {
-      all[k] += all[k + 1];
-      nearer[k] += nearer[k + 1];
-    }
-    int64_t round = 0, earlier_rounds = 0;
+    int64_t place = 0;
     put_tiles(index, source, rank, [&](const PutTile& put) {
-      const int64_t order = earlier_rounds + nearer[round + 1];
-      earlier_rounds += all[round + 1];
-      ++round;
+      const int64_t order = before[place / burst] + place % burst;
+      ++place;
       found.push_back({static_cast<uint32_t>(index), static_cast<uint32_t>(source), static_cast<uint32_t>(order),
                        static_cast<uint32_t>(tensor), static_cast<uint32_t>(put.target_row),
                        static_cast<uint32_t>(put.rows), static_cast<uint32_t>(descriptor_.tensors[tensor].cols),

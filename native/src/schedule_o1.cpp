@@ -1,5 +1,6 @@
 // Policy O1: list scheduling in time order. Whenever a core is free it takes the ready task with the longest path to
-// the end (the earlier one of equals); hop levels go one after another, so that no queue goes down in hop level.
+// the end; hop levels go one after another, so that no queue goes down in hop level. What travels between ranks passes
+// this rank's ports one box after another.
 #include <algorithm>
 #include <string>
 
@@ -9,37 +10,75 @@ namespace hyper_mpmd::planner {
 
 namespace {
 
-// Nanoseconds of the longest path from the start of each task to the end of the program. All puts of one op share the
-// largest, so that their rank-aware order decides among them.
-std::vector<int64_t> priorities(const ProgramView& program, const Device& device, const Policy& policy) {
+// What decides among ready tasks. path: nanoseconds of the longest path from the start of the task to the end of the
+// program. Of equals, turn: rows that stay on this rank travel first, since they need no port; other tasks go group by
+// group, rows in the order in which the puts that wait for them visit peers, so that ranks at work on the same expert
+// do not send to the same rank.
+struct Urgency {
+  std::vector<int64_t> path;
+  std::vector<uint64_t> turn;
+  std::vector<bool> arrives;  // by op
+};
+
+// All puts of one op share the largest path, so that their rank-aware order decides among them; it is no shorter than
+// the time for which they keep this rank's port.
+Urgency urgency(const ProgramView& program, const Device& device, const Policy& policy) {
   const size_t count = program.tasks.size();
-  std::vector<int64_t> priority(count), event_tail(program.events.size(), 0);
-  if (!policy.priorities) return priority;
+  Urgency found{std::vector<int64_t>(count), std::vector<uint64_t>(count), std::vector<bool>(program.ops.size())};
+  if (!policy.priorities) return found;
+  const auto ranks = static_cast<uint32_t>(program.ranks), self = static_cast<uint32_t>(program.rank);
+  for (size_t task = 0; task < count; ++task) {
+    if (program.ops[program.tasks[task].op].route || program.signals_of(task).empty()) continue;
+    for (const WaitRecord& wait : program.waits_of(task)) {
+      if (wait.event < program.local_events || program.events[wait.event].op == kNone) continue;
+      found.arrives[program.tasks[task].op] = true;
+    }
+  }
+  // Of the tasks that wait for an event: the longest path, the earliest turn (rows that stay here go last).
+  std::vector<int64_t> event_tail(program.events.size(), 0);
+  std::vector<uint32_t> event_turn(program.events.size(), ranks);
   for (size_t first = count; first > 0;) {
     const size_t last = first;
     const uint32_t op = program.tasks[first - 1].op;
-    const bool shared = program.ops[op].route != 0;
+    const bool route = program.ops[op].route != 0, shared = route || found.arrives[op];
     while (first > 0 && program.tasks[first - 1].op == op && (shared || first == last)) --first;
-    int64_t largest = 0;
+    int64_t largest = 0, largest_tail = 0, wire = 0;
+    uint64_t place[2] = {0, 0};  // among the op's puts that stay, and among those that leave
     for (size_t task = first; task < last; ++task) {
       int64_t tail = 0;
+      uint32_t turn = ranks;
       for (const SignalRecord& signal : program.signals_of(task)) {
         if (program.is_local(signal)) {
           tail = std::max(tail, device.event_ns + event_tail[signal.event]);
-        } else if (signal.rank != static_cast<uint32_t>(program.rank)) {
+          turn = std::min(turn, event_turn[signal.event]);
+        } else if (signal.rank != self) {
           tail = std::max(tail, device.remote_ns);
+          turn = std::min(turn, (signal.rank + ranks - self) % ranks);
         }
       }
       largest = std::max(largest, program.costs[task] + tail);
+      largest_tail = std::max(largest_tail, tail);
+      if (route) {
+        wire += program.wire_ns(task, device);
+        const bool leaves = program.tasks[task].peer != self;
+        if (leaves) turn = (program.tasks[task].peer + ranks - self) % ranks;
+        if (policy.rotation) found.turn[task] = 2 * place[leaves]++ + leaves;
+      } else if (policy.rotation) {
+        found.turn[task] = uint64_t{program.tasks[task].group} << 32 | turn;
+      }
+      for (const WaitRecord& wait : program.waits_of(task)) {
+        event_turn[wait.event] = std::min(event_turn[wait.event], turn);
+      }
     }
+    largest = std::max(largest, wire + largest_tail);
     for (size_t task = first; task < last; ++task) {
-      priority[task] = largest;
+      found.path[task] = largest;
       for (const WaitRecord& wait : program.waits_of(task)) {
         event_tail[wait.event] = std::max(event_tail[wait.event], largest);
       }
     }
   }
-  return priority;
+  return found;
 }
 
 // By op: the place of its hop level among all, or of (hop level, op).
@@ -62,6 +101,7 @@ struct Pending {
 };
 struct Ready {
   int64_t priority;
+  uint64_t turn;
   uint32_t task;
 };
 // Orders for std heaps, which keep the "largest" on top.
@@ -74,7 +114,8 @@ struct Later {
 };
 struct LessUrgent {
   bool operator()(const Ready& a, const Ready& b) const {
-    return a.priority != b.priority ? a.priority < b.priority : a.task > b.task;
+    if (a.priority != b.priority) return a.priority < b.priority;
+    return a.turn != b.turn ? a.turn > b.turn : a.task > b.task;
   }
 };
 struct Core {
@@ -109,7 +150,7 @@ class ListScheduler {
       : p_(program),
         device_(device),
         level_of_(levels(program, policy.interleave)),
-        priority_(priorities(program, device, policy)),
+        urgency_(urgency(program, device, policy)),
         waiters_(program.events.size(),
                  [&](auto&& pair) {
                    for (uint32_t task = 0; task < program.tasks.size(); ++task) {
@@ -151,38 +192,64 @@ class ListScheduler {
   };
 
   PoolState& pool(uint32_t task) { return pools_[pool_of(p_, device_, p_.tasks[task].op)]; }
+  uint64_t turn(uint32_t task) const {
+    return urgency_.arrives[p_.tasks[task].op] ? static_cast<uint64_t>(ready_at_[task]) : urgency_.turn[task];
+  }
   void release(uint32_t task) {
     PoolState& home = pool(task);
     // No task of the pool starts before, so it need not pend.
     if (ready_at_[task] <= std::max(home.free.top().free_at, home.clock)) {
-      home.ready.push({priority_[task], task});
+      home.ready.push({urgency_.path[task], turn(task), task});
     } else {
-      home.pending.push({ready_at_[task], priority_[task], task});
+      home.pending.push({ready_at_[task], urgency_.path[task], task});
     }
   }
+  void receive(std::span<const uint32_t> members);
   void open(std::span<const uint32_t> members);
   void start_next(uint32_t level);
 
   const ProgramView& p_;
   const Device& device_;
   std::vector<uint32_t> level_of_;  // by op: its hop level; where ops are not to interleave, a level for each op
-  std::vector<int64_t> priority_;
+  Urgency urgency_;
   Groups waiters_;
   Arrivals arrivals_;
   Placement place_;
   std::vector<PoolState> pools_;
   std::vector<int64_t> ready_at_, event_at_;  // event_at: when the latest signal reaches the waiters
   std::vector<uint32_t> unmet_;
-  std::vector<uint32_t> left_;
+  std::vector<uint32_t> left_;          // signals that an event still wants; 0 once it is known when it comes
+  int64_t port_out_ = 0, port_in_ = 0;  // when this rank's ports have passed all that was given to them
 };
+
+// When what these tasks wait for of other ranks will be here: it comes through this rank's port one box after another,
+// in the order in which the boxes are sent.
+void ListScheduler::receive(std::span<const uint32_t> members) {
+  std::vector<std::pair<int64_t, uint32_t>> due;
+  for (uint32_t task : members) {
+    for (const WaitRecord& wait : p_.waits_of(task)) {
+      if (wait.event < p_.local_events || left_[wait.event] == 0) continue;
+      left_[wait.event] = 0;
+      due.emplace_back(arrivals_.time(wait.event), wait.event);
+    }
+  }
+  std::ranges::sort(due);
+  for (const auto& [sent, event] : due) {
+    event_at_[event] = sent;
+    if (!arrivals_.known(event)) continue;
+    port_in_ = std::max(port_in_ + p_.wire_ns(p_.events[event], device_), sent);
+    event_at_[event] = port_in_;
+  }
+}
 
 // Take the tasks of a hop level in: those that wait for nothing unfinished may start.
 void ListScheduler::open(std::span<const uint32_t> members) {
   for (PoolState& pool : pools_) pool.clock = 0;
+  receive(members);
   for (uint32_t task : members) {
     for (const WaitRecord& wait : p_.waits_of(task)) {
       if (wait.event >= p_.local_events) {
-        ready_at_[task] = std::max(ready_at_[task], arrivals_.time(wait.event));
+        ready_at_[task] = std::max(ready_at_[task], event_at_[wait.event]);
       } else if (left_[wait.event] > 0) {
         ++unmet_[task];
       }
@@ -205,11 +272,16 @@ void ListScheduler::start_next(uint32_t level) {
   pool->clock = now;
   while (!pool->pending.empty() && pool->pending.top().ready_at <= now) {
     const Pending due = pool->pending.pop();
-    pool->ready.push({due.priority, due.task});
+    pool->ready.push({due.priority, turn(due.task), due.task});
   }
   const uint32_t task = pool->ready.pop().task;
   const uint32_t core = pool->free.pop().number;
-  const int64_t end = now + p_.costs[task];
+  int64_t end = now + p_.costs[task];
+  if (const int64_t wire = p_.wire_ns(task, device_)) {
+    int64_t& port = p_.is_pull(task) ? port_in_ : port_out_;
+    port = std::max(port, now) + wire;
+    end = std::max(end, port);
+  }
   place_.start[task] = now;
   place_.end[task] = end;
   place_.queues[pool->first_queue + core].push_back(task);

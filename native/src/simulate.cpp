@@ -256,7 +256,7 @@ int64_t Simulation::across(uint32_t rank, uint32_t task, const AccessRecord& box
     return static_cast<int64_t>((static_cast<u128>(bytes) * 1000 + rate - 1) / rate);
   }
   const uint32_t from = written ? rank : box.rank, to = written ? box.rank : rank;
-  transfer(3 * box.rank, written ? l2_[box.rank].write(box) : l2_[box.rank].read(box), task, now);
+  transfer(3 * box.rank, written ? l2_[box.rank].write(box, kNone) : l2_[box.rank].read(box, kNone), task, now);
   transfer(3 * from + 1, bytes, task, now);
   transfer(3 * to + 2, bytes, task, now);
   // Where one peer can have the whole port, the ports say it all.
@@ -269,7 +269,8 @@ void Simulation::start(uint32_t rank, uint32_t task, int64_t now) {
   const TaskRecord& record = this->record(rank, task);
   const OpRecord& op = plan.ops[record.op];
   SimulatedTask& mine = result(rank, task);
-  int64_t core = core_ns(plan, record, task - task_begin_[rank]), memory = 0, links = 0;
+  const uint32_t number = task - task_begin_[rank];
+  int64_t core = core_ns(plan, record, number), memory = 0, links = 0;
   mine.start_ns = now;
   mine.core_ns = core;
   left_[task] = 1;
@@ -289,7 +290,7 @@ void Simulation::start(uint32_t rank, uint32_t task, int64_t now) {
       box.row = static_cast<uint32_t>(begin);
       box.rows = static_cast<uint32_t>(end - begin);
     }
-    memory += i < op.read_count ? l2_[rank].read(box) : l2_[rank].write(box);
+    memory += i < op.read_count ? l2_[rank].read(box, number) : l2_[rank].write(box, number);
   }
   mine.memory_bytes = memory;
   transfer(3 * rank, memory, task, now);
@@ -338,6 +339,7 @@ void Simulation::finish(uint32_t task, int64_t now) {
   const PlanView& plan = plans_[rank];
   const TaskRecord& record = this->record(rank, task);
   result(rank, task).end_ns = now;
+  l2_[rank].end(task - task_begin_[rank]);
   lane.free_at = now;
   woken_.push_back(lane_of_[task]);
   for (const SignalRecord& signal : plan.signals_of(record)) {

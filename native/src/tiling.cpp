@@ -79,8 +79,12 @@ struct Sum {
   int64_t largest;
 };
 
-// Sum of tile costs / cores + largest tile, on the rank where that is most.
-int64_t worst_makespan(const Work& work, const std::vector<Sum>& sums, int64_t cores, const std::string& name) {
+// Where other work fills the cores while an op's last tiles run, so large a part of the largest tile counts: 1 / 8.
+constexpr int64_t kHiddenTail = 8;
+
+// Sum of tile costs / cores + largest tile (or the part of it that counts), on the rank where that is most.
+int64_t worst_makespan(const Work& work, const std::vector<Sum>& sums, int64_t cores, int64_t tail,
+                       const std::string& name) {
   int64_t worst = 0;
   for (const auto& counts : work.ranks) {
     u128 total = 0;
@@ -92,9 +96,43 @@ int64_t worst_makespan(const Work& work, const std::vector<Sum>& sums, int64_t c
     if (total > kMaxTime) {
       throw PlanLimit("task '" + name + "': its tiles take more than " + std::to_string(kMaxTime) + " ns together");
     }
-    worst = std::max(worst, static_cast<int64_t>(total) / cores + largest);
+    worst = std::max(worst, static_cast<int64_t>(total) / cores + largest / tail);
   }
   return worst;
+}
+
+// Whether a task of this graph reads what the op writes.
+bool is_read(const Descriptor& descriptor, const OpRow& op) {
+  for (const OperandRow& box : descriptor.boxes(op)) {
+    for (const OpRow& reader : descriptor.ops) {
+      for (const OperandRow& theirs : descriptor.boxes(reader)) {
+        if (box.write && !theirs.write && theirs.tensor == box.tensor) return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Whether the op reads what a communication op puts here.
+bool reads_arrivals(const Descriptor& descriptor, const OpRow& op) {
+  for (const OpRow& route : descriptor.ops) {
+    if (route.route == kNoRoute) continue;
+    for (const OperandRow& box : descriptor.boxes(op)) {
+      if (!box.write && box.tensor == descriptor.boxes(route)[1].tensor) return true;
+    }
+  }
+  return false;
+}
+
+// Whether other work fills the cores while the last tiles of the op run: that of ops that nothing waits for, which are
+// left to the end. Nothing is to be gained where the op itself waits for rows that come in late.
+bool hidden_tail(const Descriptor& descriptor, const OpRow& op) {
+  if (op.route != kNoRoute) return false;
+  if (!is_read(descriptor, op)) return true;
+  if (reads_arrivals(descriptor, op)) return false;
+  return std::ranges::any_of(descriptor.ops, [&](const OpRow& other) {
+    return other.kind == op.kind && other.route == kNoRoute && !is_read(descriptor, other);
+  });
 }
 
 TileSize choose(const Descriptor& descriptor, const Layout& layout, const Device& device, size_t index) {
@@ -106,6 +144,7 @@ TileSize choose(const Descriptor& descriptor, const Layout& layout, const Device
   const std::vector<int64_t> row_tiles = op.cut_rows ? device.row_tiles : std::vector{most_rows};
   const std::vector<int64_t> col_tiles = op.cut_cols ? device.col_tiles : std::vector{op.cols_value};
 
+  const int64_t tail = hidden_tail(descriptor, op) ? kHiddenTail : 1;
   TileSize best{};
   int64_t least = -1;
   std::vector<int64_t> heights(work.shapes.size()), before;
@@ -124,13 +163,13 @@ TileSize choose(const Descriptor& descriptor, const Layout& layout, const Device
         sums[i] = {0, 0};
         for (auto [high, down] : Cuts(work.shapes[i].rows, heights[i])) {
           for (auto [wide, times] : across) {
-            int64_t one = cost.tile(high, wide, work.shapes[i].reduction);
+            int64_t one = cost.streamed_tile(high, wide, work.shapes[i].reduction);
             sums[i].total += static_cast<u128>(one) * static_cast<u128>(down) * static_cast<u128>(times);
             sums[i].largest = std::max(sums[i].largest, one);
           }
         }
       }
-      int64_t worst = worst_makespan(work, sums, cores, descriptor.op_names[index]);
+      int64_t worst = worst_makespan(work, sums, cores, tail, descriptor.op_names[index]);
       if (least < 0 || worst < least) {
         least = worst;
         best = {tile_rows, tile_cols};
@@ -168,12 +207,14 @@ CostModel::CostModel(const Descriptor& descriptor, const Device& device, size_t 
   flops_per_us_ = static_cast<uint64_t>((cube ? device.cube_flops : device.vector_flops)[half]);
   route_ = op.route != kNoRoute;
   bytes_per_us_ = static_cast<uint64_t>(route_ ? device.link_bytes : cube ? device.cube_bytes : device.vector_bytes);
+  cores_ = static_cast<uint64_t>(cube ? device.aic : device.aiv);
+  l2_bytes_ = static_cast<uint64_t>(device.l2_bytes);
+  memory_bytes_per_us_ = static_cast<uint64_t>(device.memory_bytes);
   task_ns_ = device.task_ns;
   row_bytes_ = device.row_bytes;
 }
 
-int64_t CostModel::tile(int64_t rows, int64_t cols, int64_t reduction) const {
-  // No extent exceeds kMaxIndex < 2^32, no ramp 2^16 and no flops_per_point 2^31: 128 bits hold every product below.
+uint64_t CostModel::moved_bytes(int64_t rows, int64_t cols, int64_t reduction) const {
   u128 bytes = 0;
   for (const Factor& f : factors_) {
     u128 chosen = static_cast<u128>(rows) * static_cast<u128>(reduction);
@@ -181,15 +222,29 @@ int64_t CostModel::tile(int64_t rows, int64_t cols, int64_t reduction) const {
     bytes += (f.chosen ? chosen : static_cast<u128>(high[f.rows_axis])) *
              static_cast<u128>(wide[f.cols_axis] * f.item_bytes + (wide[f.cols_axis] < f.all_cols ? row_bytes_ : 0));
   }
+  return static_cast<uint64_t>(std::min<u128>(bytes, kMaxWork + 1));
+}
+
+int64_t CostModel::streamed_tile(int64_t rows, int64_t cols, int64_t reduction) const {
+  const int64_t alone = tile(rows, cols, reduction);
+  const uint64_t bytes = moved_bytes(rows, cols, reduction);
+  if (route_ || bytes <= l2_bytes_) return alone;
+  const u128 shared = static_cast<u128>(bytes - l2_bytes_) * cores_ * 1000 / memory_bytes_per_us_;
+  return std::max(alone, static_cast<int64_t>(std::min<u128>(shared, kMaxTime)));
+}
+
+int64_t CostModel::tile(int64_t rows, int64_t cols, int64_t reduction) const {
+  // No extent exceeds kMaxIndex < 2^32, no ramp 2^16 and no flops_per_point 2^31: 128 bits hold every product below.
+  const uint64_t moved = moved_bytes(rows, cols, reduction);
   u128 flops = static_cast<u128>(flops_per_point_) * (static_cast<uint64_t>(rows) + ramp_rows_) *
                (static_cast<uint64_t>(cols) + ramp_cols_) * static_cast<uint64_t>(reduction);
-  if (flops > kMaxWork || bytes > kMaxWork) {
+  if (flops > kMaxWork || moved > kMaxWork) {
     throw PlanLimit("task '" + name_ + "': a tile of " + std::to_string(rows) + " x " + std::to_string(cols) +
                     " over " + std::to_string(reduction) +
                     (flops > kMaxWork ? " does more than " : " moves more than ") + std::to_string(kMaxWork) +
                     (flops > kMaxWork ? " operations" : " bytes"));
   }
-  const auto moved = static_cast<uint64_t>(bytes), work = static_cast<uint64_t>(flops);
+  const auto work = static_cast<uint64_t>(flops);
   if (route_) return task_ns_ + static_cast<int64_t>(moved / 2 * 1000 / bytes_per_us_);
   return task_ns_ + static_cast<int64_t>(std::max(work * 1000 / flops_per_us_, moved * 1000 / bytes_per_us_));
 }

@@ -55,8 +55,26 @@ pl::Descriptor make_graph(int64_t ranks, pl::Team team, int64_t groups, int64_t 
 }
 
 pl::Device make_device(bool unified) {
-  return {unified ? 3 : 2, 3,       unified, {700, 900}, {300, 500}, {1, 2}, {1, 0}, 900, 700, 100, 5, 3, 7, 40, 90,
-          {32, 16, 8},     {32, 16}};
+  return {unified ? 3 : 2,
+          3,
+          unified,
+          {700, 900},
+          {300, 500},
+          {1, 2},
+          {1, 0},
+          900,
+          700,
+          100,
+          150,
+          800,
+          9000,
+          5,
+          3,
+          7,
+          40,
+          90,
+          {32, 16, 8},
+          {32, 16}};
 }
 
 void run_world(std::mt19937& random, int64_t ranks, pl::Team team) {

@@ -127,8 +127,8 @@ def test_a_signal_queued_behind_the_wait_for_it_is_named():
     sections["tasks"][: late + 1] = np.roll(sections["tasks"][: late + 1], 1)
     text = refusal(errors.HangError, [remade(plan, sections)])
     assert text == (
-        "core 0 stands at act.t0, which waits for rows 0-7, columns 0-31 of 'up' (have 0, need 4); the first signal is "
-        "up.e2.t2, queued behind it on core 0"
+        "core 0 stands at act.t0, which waits for rows 0-7, columns 0-31 of 'up' (have 0, need 2); the first signal is "
+        "up.e2.t1, queued behind it on core 0"
     )
 
 
@@ -165,16 +165,17 @@ def test_a_hang_through_launches_is_named():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (1, ["has 4 signal(s), its threshold is 5", "rows 8-15, columns 0-31 of 'up'", "never ends"]),
-        (-1, ["has 4 signal(s), its threshold is 3", "miscounts"]),
+        (1, ["has 3 signal(s), its threshold is 4", "rows 32-39, columns 0-31 of 'up'", "never ends"]),
+        (-1, ["has 3 signal(s), its threshold is 2", "miscounts"]),
     ],
 )
 def test_a_threshold_that_is_not_the_number_of_signals_is_named(change, words):
     plan = one()
     sections = copied(plan)
-    sections["events"]["threshold"][1] = sections["events"]["threshold"][1].astype(int) + change
+    event = int(np.argmax(sections["events"]["threshold"]))
+    sections["events"]["threshold"][event] = sections["events"]["threshold"][event].astype(int) + change
     waits = sections["waits"]
-    waits["threshold"][waits["event"] == 1] = sections["events"]["threshold"][1]
+    waits["threshold"][waits["event"] == event] = sections["events"]["threshold"][event]
     text = refusal(errors.SignalError, [remade(plan, sections)])
     assert all(word in text for word in words), text
 

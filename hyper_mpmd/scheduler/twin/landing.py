@@ -10,6 +10,7 @@ from functools import cache
 from typing import NamedTuple
 
 from hyper_mpmd.errors import PlanLimitError
+from hyper_mpmd.scheduler.descriptor import AXES
 from hyper_mpmd.scheduler.policies import Policy
 from hyper_mpmd.scheduler.records import MAX_INDEX, WORDS_PER_LINE
 from hyper_mpmd.scheduler.twin.layout import Layout, Tables
@@ -32,6 +33,7 @@ class Landings:
 
     def __init__(self, tables: Tables, layout: Layout, tiles: list[tuple[int, int]], policy: Policy) -> None:
         self.tables, self.layout, self.tiles, self.rotation = tables, layout, tiles, policy.rotation
+        self.bursts = policy.bursts
         self.routed = [index for index, op in enumerate(tables.ops) if op.route] if tables.ranks > 1 else []
         self.stride = cache(self._stride)
         self.first_landing = cache(self._first_landing)
@@ -42,13 +44,24 @@ class Landings:
 
     def tiles_of(self, index: int, rank: int) -> list[Travel]:
         """Every tile of this op that runs on `rank`, in rank-aware order (RATR): its peers in the order rank, rank + 1,
-        ... mod W, one tile each in turn. Without rotation the turns begin with rank 0."""
-        ranks, found = self.tables.ranks, []
+        ... mod W, a burst each in turn. Without rotation the turns begin with rank 0."""
+        ranks, found, burst = self.tables.ranks, [], self.burst(index)
         for peer in range(ranks):
             way = (peer, rank) if self.tables.ops[index].pull else (rank, peer)
             for place, tile in enumerate(self.between(index, *way)):
-                found.append(((place, (peer - rank) % ranks if self.rotation else peer), tile))
+                turn = (peer - rank) % ranks if self.rotation else peer
+                found.append(((place // burst, turn, place), tile))
         return [tile for _, tile in sorted(found)]
+
+    def burst(self, index: int) -> int:
+        """How many tiles one peer gets in its turn: as many as make a tile of the first op that reads them by rows."""
+        received = self.tables.boxes(self.tables.ops[index])[1].tensor
+        if self.bursts:
+            for reader, op in enumerate(self.tables.ops):
+                boxes = self.tables.boxes(op)
+                if any(not box.write and box.tensor == received and box.rows_axis == AXES["rows"] for box in boxes):
+                    return max(1, self.tiles[reader][0] // self.tiles[index][0])
+        return 1
 
     def between(self, index: int, source: int, target: int) -> list[Travel]:
         """What goes from one rank to the other, in order of the received row tiles."""

@@ -1,8 +1,8 @@
 """Policies, the obvious way: which core runs which tile, in which order.
 
-O1 is list scheduling in time order. A task's priority is the longest path from it to the end. Whenever a core is free,
-it takes the ready task of highest priority (the earlier one of equals); hop levels go one after another, so that no
-queue goes down in hop level. O0 gives each op a launch of its own. The published design deals tasks out in turn.
+O1 is list scheduling in time order. Whenever a core is free, it takes the ready task with the longest path to the end;
+hop levels go one after another, so that no queue goes down in hop level. What travels between ranks passes a rank's
+ports one box after another. O0 gives each op a launch of its own. The published design deals tasks out in turn.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from hyper_mpmd.scheduler import records as R
 from hyper_mpmd.scheduler.device import Device
 from hyper_mpmd.scheduler.policies import Policy
 from hyper_mpmd.scheduler.program import TileProgram
+from hyper_mpmd.tasks.tensor import ITEM_BYTES
+
+_ITEM_BYTES = {code: ITEM_BYTES[name] for name, code in R.DTYPES.items()}
 
 
 @dataclass
@@ -56,48 +59,120 @@ class Flow:
             for t in tasks
         ]
         self.remote = [
-            any(int(s["rank"]) != program.rank for s in program.signals[t["signal_begin"] :][: t["signal_count"]])
+            [
+                int(s["rank"])
+                for s in program.signals[t["signal_begin"] :][: t["signal_count"]]
+                if s["rank"] != program.rank
+            ]
             for t in tasks
-        ]
+        ]  # ranks that a task signals
         self.waiters: list[list[int]] = [[] for _ in program.events]
         for task, waits in enumerate(self.waits):
             for event, _ in waits:
                 self.waiters[event].append(task)
 
 
+class Wire:
+    """How long what travels keeps a rank's port, in nanoseconds."""
+
+    def __init__(self, program: TileProgram, device: Device) -> None:
+        self.program, self.rate = program, device.link_total_bytes_per_us
+
+    def of_task(self, task: int) -> int:
+        """0 unless it moves rows from or to another rank."""
+        record = self.program.tasks[task]
+        op = self.program.ops[record["op"]]
+        if not op["route"] or record["peer"] == self.program.rank:
+            return 0
+        return self._ns(self.program.accesses[record["access_begin"]], int(op["dtype"]))
+
+    def of_event(self, event: int) -> int:
+        """The box of another rank's event."""
+        record = self.program.events[event]
+        return self._ns(record, int(self.program.tensors[record["tensor"]]["dtype"]))
+
+    def is_pull(self, task: int) -> bool:
+        return bool(self.program.accesses[self.program.tasks[task]["access_begin"]]["rank"] != self.program.rank)
+
+    def _ns(self, box: np.void, dtype: int) -> int:
+        bytes_ = int(box["rows"]) * int(box["cols"]) * _ITEM_BYTES[dtype]
+        return min(bytes_ * 1000 // self.rate, R.MAX_TIME)
+
+
 def check_times(program: TileProgram, device: Device) -> None:
     """Refuse a program whose times could leave 64 bits."""
     latency = device.event_ns + device.remote_ns + device.launch_ns
+    wire = Wire(program, device)
     total = sum(program.costs.tolist()) + (len(program.tasks) + 1) * latency
+    total += sum(wire.of_task(task) for task in range(len(program.tasks)))
+    remote = range(program.local_events, len(program.events))
+    total += sum(wire.of_event(event) for event in remote if program.events[event]["op"] != R.NONE)
     if total > R.MAX_TIME:
         raise PlanLimitError(f"the tasks of rank {program.rank} take {total} ns together; the limit is {R.MAX_TIME}")
 
 
-def priorities(program: TileProgram, flow: Flow, device: Device, policy: Policy) -> list[int]:
-    """Nanoseconds of the longest path from the start of each task to the end of the program.
+class Urgency:
+    """What decides among ready tasks: the longest path from the start of the task to the end of the program, in
+    nanoseconds; of equals, the turn, then the place in the program.
 
-    All puts of one op share the largest, so that their rank-aware order decides among them.
+    Puts of an op share the largest path, so that their order decides among them: rank-aware, those that stay on this
+    rank (and need no port) in turn with those that leave. The path is no shorter than the time for which they keep the
+    port. Tasks of an op that works on what comes from other ranks, for others, share the largest path, too: first come,
+    first served. Other tasks go group by group, rows in the order in which the puts that wait for them visit peers, so
+    that ranks at work on the same expert do not send to the same rank; rows that stay here go last.
     """
-    priority = [0] * flow.count
-    if not policy.priorities:
-        return priority
-    event_tail = [0] * len(flow.waiters)
-    first = flow.count
-    while first:
-        last, op = first, flow.op[first - 1]
-        shared = bool(program.ops["route"][op])
-        while first and flow.op[first - 1] == op and (shared or first == last):
-            first -= 1
-        for task in range(last - 1, first - 1, -1):
-            tails = [device.event_ns + event_tail[event] for event in flow.signals[task]]
-            if flow.remote[task]:
-                tails.append(device.remote_ns)
-            priority[task] = flow.costs[task] + max(tails, default=0)
-        priority[first:last] = [max(priority[first:last])] * (last - first)
-        for task in range(first, last):
-            for event, _ in flow.waits[task]:
-                event_tail[event] = max(event_tail[event], priority[task])
-    return priority
+
+    def __init__(self, program: TileProgram, flow: Flow, device: Device, policy: Policy) -> None:
+        self.path, self._turn = [0] * flow.count, [0] * flow.count
+        self._first_come = [False] * flow.count
+        if not policy.priorities:
+            return
+        arriving = {
+            flow.op[task]
+            for task in range(flow.count)
+            if program.tasks[task]["signal_count"] and not program.ops["route"][flow.op[task]]
+            for event, _ in flow.waits[task]
+            if event >= flow.local_events and program.events["op"][event] != R.NONE
+        }
+        ranks, wire = program.ranks, Wire(program, device)
+        event_tail, event_turn = [0] * len(flow.waiters), [ranks] * len(flow.waiters)
+        first = flow.count
+        while first:
+            last, op = first, flow.op[first - 1]
+            route = bool(program.ops["route"][op])
+            shared = route or op in arriving
+            while first and flow.op[first - 1] == op and (shared or first == last):
+                first -= 1
+            largest = largest_tail = 0
+            place = [0, 0]  # among the op's puts that stay, and among those that leave
+            for task in range(first, last):
+                record = program.tasks[task]
+                tails = [device.event_ns + event_tail[event] for event in flow.signals[task]]
+                turns = [event_turn[event] for event in flow.signals[task]]
+                if flow.remote[task]:
+                    tails.append(device.remote_ns)
+                    turns += [(peer - program.rank) % ranks for peer in flow.remote[task]]
+                leaves = route and int(record["peer"]) != program.rank
+                if leaves:
+                    turns = [(int(record["peer"]) - program.rank) % ranks]
+                turn = min([ranks, *turns])
+                if policy.rotation:
+                    self._turn[task] = 2 * place[leaves] + leaves if route else int(record["group"]) << 32 | turn
+                place[leaves] += 1
+                tail = max(tails, default=0)
+                largest, largest_tail = max(largest, flow.costs[task] + tail), max(largest_tail, tail)
+                for event, _ in flow.waits[task]:
+                    event_turn[event] = min(event_turn[event], turn)
+            if route:
+                largest = max(largest, sum(wire.of_task(task) for task in range(first, last)) + largest_tail)
+            for task in range(first, last):
+                self.path[task], self._first_come[task] = largest, op in arriving
+                for event, _ in flow.waits[task]:
+                    event_tail[event] = max(event_tail[event], largest)
+
+    def key(self, task: int, ready_at: int) -> tuple[int, int, int]:
+        """The least is the most urgent."""
+        return -self.path[task], ready_at if self._first_come[task] else self._turn[task], task
 
 
 def pools(device: Device) -> list[tuple[int, int]]:
@@ -127,6 +202,10 @@ class Arrivals:
             so_far.append(latest)
         self.ends[op] = so_far
 
+    def known(self, event: int) -> bool:
+        """Whether this rank has done what tells when the event's box is sent."""
+        return bool(self.ends.get(int(self.program.events[event]["op"])))
+
     def time(self, event: int) -> int:
         record = self.program.events[event]
         if record["op"] == R.NONE:
@@ -139,7 +218,9 @@ class Arrivals:
 def schedule_o1(program: TileProgram, device: Device, policy: Policy) -> Placement:
     check_times(program, device)
     flow = Flow(program)
-    priority = priorities(program, flow, device, policy)
+    urgency = Urgency(program, flow, device, policy)
+    wire = Wire(program, device)
+    port_out = port_in = 0  # when this rank's ports have passed all that was given to them
     # Hop levels one after another; where ops are not to interleave, the ops of each in turn.
     level_of = [(hop, 0 if policy.interleave else op) for op, hop in enumerate(flow.hop)]
     arrivals = Arrivals(program, device)
@@ -150,23 +231,28 @@ def schedule_o1(program: TileProgram, device: Device, policy: Policy) -> Placeme
     free = [[(0, core) for core in range(n)] for _, n in cores]  # heaps
     left = list(flow.thresholds)
     event_at = [0] * len(left)  # when the latest signal reaches the waiters
+    arrived: dict[int, int] = {}  # the same of other ranks' events
     ready_at = [0] * flow.count
     unmet = [0] * flow.count
     for level in sorted(set(level_of)):
         members = [task for task in range(flow.count) if level_of[flow.op[task]] == level]
-        pending: list[list[tuple[int, int, int]]] = [[] for _ in cores]  # (ready at, -priority, task)
-        ready: list[list[tuple[int, int]]] = [[] for _ in cores]  # (-priority, task)
+        pending: list[list[tuple[int, int]]] = [[] for _ in cores]  # (ready at, task)
+        ready: list[list[tuple[int, int, int]]] = [[] for _ in cores]  # by urgency
         clock = [0] * len(cores)  # when the latest task of the level started: what is ready was not all ready before
+        # What comes from other ranks passes this rank's port one box after another, in the order in which it is sent.
+        due = {e for task in members for e, _ in flow.waits[task] if e >= flow.local_events and e not in arrived}
+        for sent, event in sorted((arrivals.time(event), event) for event in due):
+            arrived[event] = sent
+            if arrivals.known(event):
+                arrived[event] = port_in = max(port_in + wire.of_event(event), sent)
         for task in members:
             for event, _ in flow.waits[task]:
                 if event >= flow.local_events:
-                    ready_at[task] = max(ready_at[task], arrivals.time(event))
+                    ready_at[task] = max(ready_at[task], arrived[event])
                 elif left[event] > 0:
                     unmet[task] += 1
             if not unmet[task]:
-                heapq.heappush(
-                    pending[pool_of(program, device, flow.op[task])], (ready_at[task], -priority[task], task)
-                )
+                heapq.heappush(pending[pool_of(program, device, flow.op[task])], (ready_at[task], task))
         while any(pending) or any(ready):
             now, pool = min(
                 (max(free[p][0][0], clock[p] if ready[p] else pending[p][0][0]), p)
@@ -175,11 +261,16 @@ def schedule_o1(program: TileProgram, device: Device, policy: Policy) -> Placeme
             )
             clock[pool] = now
             while pending[pool] and pending[pool][0][0] <= now:
-                _, urgency, task = heapq.heappop(pending[pool])
-                heapq.heappush(ready[pool], (urgency, task))
-            _, task = heapq.heappop(ready[pool])
+                _, task = heapq.heappop(pending[pool])
+                heapq.heappush(ready[pool], urgency.key(task, ready_at[task]))
+            _, _, task = heapq.heappop(ready[pool])
             _, core = heapq.heappop(free[pool])
             end = now + flow.costs[task]
+            if kept := wire.of_task(task):
+                if wire.is_pull(task):
+                    end = max(end, port_in := max(port_in, now) + kept)
+                else:
+                    end = max(end, port_out := max(port_out, now) + kept)
             place.core[task], place.start[task], place.end[task] = (pool, core), now, end
             place.order[pool][core].append(task)
             heapq.heappush(free[pool], (end, core))
@@ -193,7 +284,7 @@ def schedule_o1(program: TileProgram, device: Device, policy: Policy) -> Placeme
                             unmet[waiter] -= 1
                             if unmet[waiter] == 0:
                                 home = pool_of(program, device, flow.op[waiter])
-                                heapq.heappush(pending[home], (ready_at[waiter], -priority[waiter], waiter))
+                                heapq.heappush(pending[home], (ready_at[waiter], waiter))
         for op in arrivals.named - {R.NONE}:
             if level_of[op] == level:
                 arrivals.finish(op, (place.end[task] for task in members if flow.op[task] == op))

@@ -54,13 +54,15 @@ class _L2:
     def __init__(self, plan: Plan, capacity: int) -> None:
         self.tensors = plan.sections["tensors"]
         self.capacity, self.brought = capacity, 0
-        self.pages: dict[tuple[int, int, int], tuple[int, int]] = {}  # bytes there, `brought` at the last use
+        # Bytes there, `brought` at the last use, and the task of this rank that it was
+        self.pages: dict[tuple[int, int, int], tuple[int, int, int | None]] = {}
+        self.ended: dict[int, int] = {}  # by task: `brought` when it ended
 
     def bytes(self, box: _Box) -> int:
         return box[3] * box[5] * _ITEM_BYTES[int(self.tensors["dtype"][box[0]])]
 
-    def touch(self, box: _Box, write: bool) -> int:
-        """Bytes that the main memory moves."""
+    def touch(self, box: _Box, write: bool, user: int | None) -> int:
+        """Bytes that the main memory moves. user: a task of this rank; what it uses is held while it runs."""
         tensor, _, row, rows, col, cols = box
         if not rows or not cols:
             return 0
@@ -73,14 +75,17 @@ class _L2:
                 wide = min(left + PAGE_COLS, col + cols) - max(left, col)
                 whole = min(PAGE_ROWS, int(record["rows"]) - first) * min(PAGE_COLS, int(record["cols"]) - left) * item
                 key = (int(record["storage"]), down, across)
-                there, used = self.pages.get(key, (0, 0))
-                if self.brought - used >= self.capacity:
+                there, used, last = self.pages.get(key, (0, 0, None))
+                if last is not None:
+                    used = self.ended.get(last, self.brought)
+                running = last is not None and last not in self.ended
+                if not running and self.brought - used >= self.capacity:
                     there = 0
                 bytes_ = high * wide * item
                 if not write:
                     bytes_ = min(bytes_, whole - there)
                 self.brought += bytes_
-                self.pages[key] = (min(whole, there + bytes_), self.brought)
+                self.pages[key] = (min(whole, there + bytes_), self.brought, user)
                 moved += bytes_
         return moved
 
@@ -222,12 +227,12 @@ class _World:
             elif not self.path:
                 if gathered_reads(plan)[int(record["op"])] >> min(63, number) & 1 and writes:
                     box = self._share(box, writes[0])
-                memory += self.l2[rank].touch(box, False)
+                memory += self.l2[rank].touch(box, False, task)
         for box in writes:
             if box[1] != rank:
                 links = max(links, self._across(rank, task, box, True))
             elif not self.path:
-                memory += self.l2[rank].touch(box, True)
+                memory += self.l2[rank].touch(box, True, task)
         self._transfer(("memory", rank), self.device.memory_bytes_per_us, memory, (rank, task))
         mine = self.records[rank][task]
         mine["core_ns"], mine["memory_bytes"] = core, memory
@@ -247,7 +252,7 @@ class _World:
         if self.path:
             return -(-bytes_ * 1000 // min(link, port))
         me = (rank, task)
-        self._transfer(("memory", peer), self.device.memory_bytes_per_us, self.l2[peer].touch(box, written), me)
+        self._transfer(("memory", peer), self.device.memory_bytes_per_us, self.l2[peer].touch(box, written, None), me)
         source, target = (rank, peer) if written else (peer, rank)
         self._transfer(("out", source), port, bytes_, me)
         self._transfer(("in", target), port, bytes_, me)
@@ -265,6 +270,7 @@ class _World:
         rank, index = task
         plan = self.plans[rank]
         self.records[rank][index]["end_ns"] = self.now
+        self.l2[rank].ended[index] = self.l2[rank].brought
         self.running[number], self.free[number] = None, self.now
         del self.unfinished[rank][index]
         record = plan.tasks[index]

@@ -94,6 +94,8 @@ struct Device {
   int64_t cube_flops[2], vector_flops[2];        // a microsecond: float32, 16-bit
   int64_t cube_ramp[2], vector_ramp[2];          // rows, columns that a tile pays for on top of its own
   int64_t cube_bytes, vector_bytes, link_bytes;  // a microsecond
+  int64_t link_total_bytes;                      // of all cores together, in and out each
+  int64_t memory_bytes, l2_bytes;                // main memory a microsecond, all cores together; size of the L2
   int64_t row_bytes;                             // of each row of a box that is not whole rows, on top
   int64_t task_ns, event_ns, remote_ns, launch_ns;
   std::vector<int64_t> row_tiles, col_tiles;
@@ -110,6 +112,7 @@ struct Policy {
   bool whole_groups = false;  // a tile waits for all rows of its group
   bool rotation = true;       // puts visit peers in rank-aware order
   bool priorities = true, interleave = true;
+  bool bursts = true;  // a peer gets in turn the rows of a tile that reads them, else one tile
 
   bool dispatched() const { return how == How::kOp; }  // by the host, op by op
 };
@@ -236,8 +239,12 @@ class CostModel {
   CostModel(const Descriptor& descriptor, const Device& device, size_t op);
   // Nanoseconds on one core: the larger of arithmetic and memory time, and the task's overhead.
   int64_t tile(int64_t rows, int64_t cols, int64_t reduction) const;
+  // The same where all cores are at such tiles: what does not fit into the L2 comes from main memory, which they share.
+  int64_t streamed_tile(int64_t rows, int64_t cols, int64_t reduction) const;
 
  private:
+  uint64_t moved_bytes(int64_t rows, int64_t cols, int64_t reduction) const;  // kMaxWork + 1 for more than kMaxWork
+
   struct Factor {
     int64_t rows_axis, cols_axis, all_rows, all_cols, item_bytes;
     bool chosen;  // rows chosen by data: a tile reads as many as it has
@@ -245,6 +252,7 @@ class CostModel {
   std::vector<Factor> factors_;
   const std::string& name_;
   uint64_t flops_per_point_, ramp_rows_, ramp_cols_, flops_per_us_, bytes_per_us_;
+  uint64_t l2_bytes_, memory_bytes_per_us_, cores_;
   int64_t task_ns_, row_bytes_;
   bool route_;
 };
@@ -318,6 +326,7 @@ class Landings {
   bool rotation_;
   struct Landing {
     int64_t groups = 0;
+    int64_t burst = 1;             // tiles that go to a peer in its turn
     std::vector<Cut> cuts;         // [ranks, groups]
     std::vector<uint32_t> counts;  // [sources, peers]: tiles from one to the other
     std::vector<int64_t> taken;    // [owners], of a pull: its word among those that each reader raises
@@ -379,6 +388,12 @@ struct ProgramView {
   bool is_local(const SignalRecord& signal) const {
     return signal.rank == static_cast<uint32_t>(rank) && signal.event < static_cast<uint64_t>(local_events);
   }
+  // Of the tasks of a communication op: whether it reads another rank's rows.
+  bool is_pull(size_t task) const { return accesses[tasks[task].access_begin].rank != static_cast<uint32_t>(rank); }
+  // How long a task keeps this rank's port; 0 unless it moves rows from or to another rank.
+  int64_t wire_ns(size_t task, const Device& device) const;
+  // How long the box of another rank's event keeps it.
+  int64_t wire_ns(const EventRecord& event, const Device& device) const;
 };
 
 ProgramView view(const Program& program);
